@@ -1,0 +1,61 @@
+"""Every error a user can meet: one class each, with the fix in the message."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OnepassError(Exception):
+    """Base of all errors raised by onepass."""
+
+
+class UnknownOption(OnepassError):
+    """An option name that does not exist."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"unknown option {name!r}{hint} Options: {', '.join(known)}.")
+
+
+class InvalidOption(OnepassError):
+    """An option with a value it cannot have."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(f"option {name!r} cannot be {value!r}; it takes {allowed}.")
+
+
+class UnknownTarget(OnepassError):
+    """A target that is not in the table."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown target {name!r}; known targets: {', '.join(sorted(known))}.")
+
+
+class CompilerNotFound(OnepassError):
+    """No C compiler on this machine."""
+
+    def __init__(self, tried: Iterable[str]) -> None:
+        super().__init__(
+            f"no C compiler found (tried {', '.join(tried)}). Install gcc or clang, or set CC to one. "
+            "Until then programs run as eager does."
+        )
+
+
+class KernelBuildError(OnepassError):
+    """The C compiler rejected a generated kernel."""
+
+    def __init__(self, command: str, message: str, source: str) -> None:
+        super().__init__(
+            f"building a generated kernel failed.\n  command: {command}\n  source kept at: {source}\n{message}"
+        )
+
+
+class VerifyError(OnepassError):
+    """A stage produced something illegal: a bug in onepass, named with the statement."""
+
+
+class CacheError(OnepassError):
+    """The cache folder cannot be used the way it was asked to be."""

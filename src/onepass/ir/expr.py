@@ -1,0 +1,290 @@
+"""Scalar expressions over axes: what one element of a buffer is.
+
+Nodes are interned (equal means identical) and know their dtype and free axes. A reduction binds its
+axes; `Part` takes one component of its state.
+
+    softmax's denominator:  Part(Reduce("sum", (exp(Load(x, (i, k)) - m),), (k,)), 0)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .dtypes import DType
+from .interning import Interned
+from .monoids import MONOIDS, part_dtypes
+from .ops import OPS
+from .poly import Axis, Indirect, Poly, transform
+
+if TYPE_CHECKING:
+    from .program import Buffer
+
+_serial = itertools.count()
+_NO_AXES: frozenset[Axis] = frozenset()
+
+
+class Expr(metaclass=Interned):
+    """A scalar value at a point of its free axes."""
+
+    __slots__ = ("__weakref__", "axes", "children", "dtype", "serial")
+    dtype: DType
+    axes: frozenset[Axis]
+    children: tuple[Expr, ...]
+    serial: int
+
+    def _set(self, dtype: DType, axes: frozenset[Axis], children: tuple[Expr, ...]) -> None:
+        self.dtype, self.axes, self.children, self.serial = dtype, axes, children, next(_serial)
+
+    def __repr__(self) -> str:
+        from .printer import print_expr
+
+        return print_expr(self)
+
+
+class Const(Expr):
+    """A literal, keyed by type and bit pattern: 0.0, -0.0, NaN, 1 and True are all different."""
+
+    __slots__ = ("payload",)
+
+    def __init__(self, dtype: DType, payload: str) -> None:
+        self.payload = payload
+        self._set(dtype, _NO_AXES, ())
+
+    @property
+    def value(self) -> float | int | bool:
+        if self.dtype.is_float:
+            return float.fromhex(self.payload)
+        return self.payload == "True" if self.dtype is DType.BOOL else int(self.payload)
+
+
+class Load(Expr):
+    """buffer[index]: one poly per dimension. Out-of-range points are never used (masked regions)."""
+
+    __slots__ = ("buffer", "index")
+
+    def __init__(self, buffer: Buffer, index: tuple[Poly, ...]) -> None:
+        self.buffer, self.index = buffer, index
+        values = tuple(dict.fromkeys(i.value for p in index for i in p.indirects()))
+        self._set(buffer.dtype, _union(p.axes for p in index), values)
+
+
+class Index(Expr):
+    """An index polynomial as an int64 value."""
+
+    __slots__ = ("poly",)
+
+    def __init__(self, poly: Poly) -> None:
+        self.poly = poly
+        self._set(DType.I64, poly.axes, tuple(i.value for i in poly.indirects()))
+
+
+class Pointwise(Expr):
+    """An operation of `ops.OPS` on scalars. Build with `pointwise`, which simplifies."""
+
+    __slots__ = ("args", "op")
+
+    def __init__(self, op: str, args: tuple[Expr, ...], dtype: DType) -> None:
+        self.op, self.args = op, args
+        self._set(dtype, _union(a.axes for a in args), args)
+
+
+class Reduce(Expr):
+    """Combine `inputs` over `axes` (bound here). Not a value itself: take a `Part`."""
+
+    __slots__ = ("inputs", "monoid", "over")
+
+    def __init__(self, monoid: str, inputs: tuple[Expr, ...], over: tuple[Axis, ...]) -> None:
+        assert len(inputs) == MONOIDS[monoid].inputs
+        self.monoid, self.inputs, self.over = monoid, inputs, over
+        self._set(inputs[0].dtype, _union(i.axes for i in inputs) - frozenset(over), inputs)
+
+    @property
+    def part_dtypes(self) -> tuple[DType, ...]:
+        return part_dtypes(self.monoid, tuple(i.dtype for i in self.inputs))
+
+
+class Scan(Expr):
+    """Inclusive scan of `inputs` along the bound axis `over`, read at position `at`."""
+
+    __slots__ = ("at", "inputs", "monoid", "over")
+
+    def __init__(self, monoid: str, inputs: tuple[Expr, ...], over: Axis, at: Poly) -> None:
+        self.monoid, self.inputs, self.over, self.at = monoid, inputs, over, at
+        self._set(inputs[0].dtype, (_union(i.axes for i in inputs) - {over}) | at.axes, inputs)
+
+
+class Part(Expr):
+    """One component of a reduction's or scan's state."""
+
+    __slots__ = ("index", "source")
+
+    def __init__(self, source: Reduce | Scan, index: int) -> None:
+        self.source, self.index = source, index
+        dtypes = part_dtypes(source.monoid, tuple(i.dtype for i in source.inputs))
+        self._set(dtypes[index], source.axes, (source,))
+
+
+class Random(Expr):
+    """A 32-bit word: lane i mod 4 of Philox4x32-10(counter = i div 4, key = seed)."""
+
+    __slots__ = ("index", "seed")
+
+    def __init__(self, seed: Expr, index: Poly) -> None:
+        self.seed, self.index = seed, index
+        self._set(DType.U32, seed.axes | index.axes, (seed, *(i.value for i in index.indirects())))
+
+
+def _union(sets: Iterable[frozenset[Axis]]) -> frozenset[Axis]:
+    total = _NO_AXES
+    for s in sets:
+        if not s <= total:
+            total = s if total <= s else total | s
+    return total
+
+
+def const(value: float | int | bool, dtype: DType) -> Const:
+    """A literal of the given type; out-of-range integers wrap, floats convert."""
+    if dtype.is_float:
+        return Const(dtype, float(value).hex() if not math.isnan(float(value)) else "nan")
+    if dtype is DType.BOOL:
+        return Const(dtype, str(bool(value)))
+    number, bits = int(value), dtype.bytes * 8
+    number &= (1 << bits) - 1
+    if dtype not in (DType.U8, DType.U32) and number >> (bits - 1):
+        number -= 1 << bits
+    return Const(dtype, str(number))
+
+
+def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
+    """Build an operation; folds what is free (casts to the same type, widen of narrow, where of a literal)."""
+    info = OPS[op]
+    assert len(args) == info.arity, op
+    if info.result == "bool":
+        dtype = DType.BOOL
+    elif dtype is None:
+        dtype = args[1].dtype if op == "where" else args[0].dtype
+    match op:
+        case "cast" if args[0].dtype is dtype:
+            return args[0]
+        case "cast" if isinstance(args[0], Const):
+            return _cast_const(args[0], dtype)
+        case "widen" if isinstance(args[0], Pointwise) and args[0].op == "narrow":
+            if args[0].args[0].dtype is dtype:
+                return args[0].args[0]
+        case "widen" if args[0].dtype is dtype:
+            return args[0]
+        case "where" if isinstance(args[0], Const):
+            return args[1] if args[0].value else args[2]
+        case "where" if args[1] is args[2]:
+            return args[1]
+    if info.commutative and args[1].serial < args[0].serial:
+        args = (args[1], args[0])
+    return Pointwise(op, args, dtype)
+
+
+def _cast_const(value: Const, dtype: DType) -> Expr:
+    number = value.value
+    if dtype.is_half or (isinstance(number, float) and not dtype.is_float and not math.isfinite(number)):
+        return Pointwise("cast", (value,), dtype)
+    if dtype is DType.F32 and value.dtype is DType.F64:
+        return Pointwise("cast", (value,), dtype)
+    return const(number, dtype)
+
+
+def postorder(roots: Iterable[Expr], into_reductions: bool = True) -> Iterator[Expr]:
+    """Every node once, children before parents; iterative, so depth is no limit."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(list(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        stack.append((node, True))
+        if into_reductions or not isinstance(node, Reduce):
+            stack.extend((c, False) for c in reversed(node.children) if c not in seen)
+
+
+def rebuild(node: Expr, get: Callable[[Expr], Expr], index: Callable[[Poly], Poly]) -> Expr:
+    """The node with children passed through `get` and polys through `index`."""
+    match node:
+        case Const():
+            return node
+        case Load():
+            return Load(node.buffer, tuple(index(p) for p in node.index))
+        case Index():
+            return Index(index(node.poly))
+        case Pointwise():
+            args = tuple(get(a) for a in node.args)
+            if all(a is b for a, b in zip(args, node.args, strict=True)):
+                return node
+            return pointwise(node.op, *args, dtype=node.dtype)
+        case Reduce():
+            return Reduce(node.monoid, tuple(get(i) for i in node.inputs), node.over)
+        case Scan():
+            return Scan(node.monoid, tuple(get(i) for i in node.inputs), node.over, index(node.at))
+        case Part():
+            source: Any = get(node.source)
+            return Part(source, node.index)
+        case Random():
+            return Random(get(node.seed), index(node.index))
+    raise AssertionError(type(node))
+
+
+def rewrite(
+    root: Expr,
+    replace: Callable[[Expr], Expr | None],
+    axes: dict[Axis, Poly] | None = None,
+    memo: dict[Expr, Expr] | None = None,
+) -> Expr:
+    """Replace nodes bottom-up. `replace` sees each rebuilt node; None keeps it.
+
+    `axes` substitutes free axes in every poly. Bound axes must not be among them.
+    """
+    memo = {} if memo is None else memo
+    mapping = axes or {}
+
+    def on_poly(poly: Poly) -> Poly:
+        if not poly.terms:
+            return poly
+
+        def on_atom(atom: Any) -> Poly | None:
+            if isinstance(atom, Axis):
+                return mapping.get(atom)
+            if isinstance(atom, Indirect):
+                new = memo[atom.value]
+                return None if new is atom.value else indirect(new)
+            return None
+
+        return transform(poly, on_atom)
+
+    for node in postorder([root]):
+        if node in memo:
+            continue
+        new = rebuild(node, memo.__getitem__, on_poly)
+        changed = replace(new)
+        memo[node] = new if changed is None else changed
+    return memo[root]
+
+
+def indirect(value: Expr) -> Poly:
+    """A value used as an index; an `Index` gives back its poly, a literal its number."""
+    if isinstance(value, Index):
+        return value.poly
+    if isinstance(value, Const):
+        return Poly.of(int(value.value))
+    return Indirect(value).poly()
+
+
+def substitute_axes(root: Expr, axes: dict[Axis, Poly]) -> Expr:
+    """The expression with free axes replaced by polys."""
+    axes = {a: p for a, p in axes.items() if p.axis is not a}
+    if not axes or not (root.axes & axes.keys()):
+        return root
+    return rewrite(root, lambda e: None, axes)

@@ -1,0 +1,27 @@
+"""Interning: structurally equal nodes are one object, so equality is identity and hashing is O(1).
+
+The table is the one permitted global: weak (dead graphs are freed) and locked (backward graphs
+compile on another thread).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+_table: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+
+
+class Interned(type):
+    """Metaclass: `Node(a, b)` returns the existing node with those fields, if one is alive."""
+
+    def __call__(cls, *args: Any) -> Any:
+        key = (cls, *args)
+        with _lock:
+            found = _table.get(key)
+            if found is None:
+                found = super().__call__(*args)
+                _table[key] = found
+            return found

@@ -1,0 +1,212 @@
+"""The kernel: a loop nest over axes (grid x loop x tile) with tile-valued SSA statements.
+
+A program of the grid owns one block of every grid axis. Inside, `Loop`s are sweeps (serial), tiles
+(vector lanes) or strips (a sweep whose step is a tile of `lanes`). Loop axes count from 0; where a
+loop starts is in the polys. Emitters turn this into text one statement at a time and decide nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+from .dtypes import DType
+from .expr import Const
+from .poly import Axis, Poly, Symbol
+from .program import Buffer, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """An SSA value. Inside polys it appears as `Symbol(name)`."""
+
+    name: str
+    dtype: DType
+
+
+Operand: TypeAlias = Union[Var, Const, Poly]  # a Poly is an int64 index value
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """var = op(args); `note` names the operation it came from."""
+
+    var: Var
+    op: str
+    args: tuple[Operand, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadElement:
+    """var = buffer[offset], or zero where `guard` is false."""
+
+    var: Var
+    buffer: Buffer
+    offset: Poly
+    guard: Operand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreElement:
+    """buffer[offset] = value, where `guard` holds."""
+
+    buffer: Buffer
+    offset: Poly
+    value: Operand
+    guard: Operand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWord:
+    """var = lane index % 4 of Philox(seed, stream, index // 4)."""
+
+    var: Var
+    seed: Operand
+    stream: int
+    index: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Per-program scratch: an array of `size` elements."""
+
+    name: str
+    dtype: DType
+    size: int | Poly
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLocal:
+    var: Var
+    local: Local
+    index: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLocal:
+    local: Local
+    index: Poly
+    value: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """The running state of a reduction: `lanes` independent states."""
+
+    name: str
+    monoid: str
+    dtypes: tuple[DType, ...]
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Set every lane of an accumulator to the identity."""
+
+    accumulator: Accumulator
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Combine one element into a lane."""
+
+    accumulator: Accumulator
+    lane: Poly
+    inputs: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Merge all lanes (lane None) or take one lane; the parts become variables."""
+
+    accumulator: Accumulator
+    lane: Poly | None
+    parts: tuple[Var, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """Carry a stale sum to a new reference: every lane *= factor, 0 where the factor is 0 (transport rule)."""
+
+    accumulator: Accumulator
+    factor: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """for axis in [0, extent), at most `limit` where given.
+
+    kind: "sweep" runs in order; "tile" runs as vector lanes; "strip" is a sweep over tiles of `lanes`
+    elements, inside which `lane` is the position in the tile.
+    """
+
+    axis: Axis
+    extent: Poly
+    kind: str
+    body: tuple[Statement, ...]
+    lanes: int = 1
+    lane: Axis | None = None
+    limit: Poly | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """Run the body where the condition holds."""
+
+    condition: Operand
+    body: tuple[Statement, ...]
+
+
+Statement: TypeAlias = Union[
+    Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Start, Accumulate, Finish, Rescale, Loop, When
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """`axis` counts the programs of one grid dimension: 0 <= axis < extent."""
+
+    axis: Axis
+    extent: Poly
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """One launch. `reads` and `writes` are the parameters, in order (a buffer in both appears once)."""
+
+    name: str
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    symbols: tuple[Symbol, ...]
+    grid: tuple[GridAxis, ...]
+    locals: tuple[Local, ...]
+    body: tuple[Statement, ...]
+    origins: tuple[Origin, ...]
+    schedule: str  # one line for people: how the axes were factored
+    work: Poly  # elements visited, to decide on threads
+    raises: bool = False
+
+    @property
+    def parameters(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys((*self.writes, *self.reads)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduledGroup:
+    """The kernels of one group in launch order, and the workspace buffers between them."""
+
+    kernels: tuple[Kernel, ...]
+    workspace: tuple[Buffer, ...] = ()
+
+
+def walk(body: tuple[Statement, ...]) -> list[Statement]:
+    """Every statement, outer before inner."""
+    found: list[Statement] = []
+    stack = list(reversed(body))
+    while stack:
+        statement = stack.pop()
+        found.append(statement)
+        if isinstance(statement, Loop | When):
+            stack.extend(reversed(statement.body))
+    return found

@@ -1,0 +1,88 @@
+"""Monoids: what a reduction or scan combines. A state is a tuple of parts.
+
+`welford` takes (value,) and keeps (mean, m2, count); its sum of squares is merged by Chan's rule,
+never E[x^2] - E[x]^2. `argmax`/`argmin` take (value, index) and keep eager's order: NaN first, then
+the extreme, ties to the lower index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """Shape of a monoid: how many values enter per element and how many parts its state has."""
+
+    name: str
+    inputs: int
+    parts: int
+    cost: float
+
+
+MONOIDS: dict[str, Monoid] = {
+    m.name: m
+    for m in (
+        Monoid("sum", 1, 1, 1.0),
+        Monoid("prod", 1, 1, 1.0),
+        Monoid("max", 1, 1, 1.0),
+        Monoid("min", 1, 1, 1.0),
+        Monoid("any", 1, 1, 1.0),
+        Monoid("all", 1, 1, 1.0),
+        Monoid("argmax", 2, 2, 3.0),
+        Monoid("argmin", 2, 2, 3.0),
+        Monoid("welford", 1, 3, 6.0),
+    )
+}
+
+
+def part_dtypes(monoid: str, inputs: tuple[DType, ...]) -> tuple[DType, ...]:
+    """The dtypes of a state's parts, given the dtypes of what enters."""
+    match monoid:
+        case "argmax" | "argmin":
+            return (inputs[0], DType.I64)
+        case "welford":
+            return (inputs[0], inputs[0], inputs[0])
+        case "any" | "all":
+            return (DType.BOOL,)
+    return inputs
+
+
+def identity(monoid: str, dtype: DType) -> float | int | bool:
+    """The identity of the first part (min/max of integers: the type's bound)."""
+    match monoid:
+        case "sum":
+            return 0.0 if dtype.is_float else 0
+        case "prod":
+            return 1.0 if dtype.is_float else 1
+        case "any":
+            return False
+        case "all":
+            return True
+        case "max" | "argmax":
+            return lowest(dtype)
+        case "min" | "argmin":
+            return highest(dtype)
+        case "welford":
+            return 0.0
+    raise AssertionError(monoid)
+
+
+def lowest(dtype: DType) -> float | int | bool:
+    """The smallest value of a type."""
+    if dtype.is_float:
+        return float("-inf")
+    if dtype is DType.BOOL:
+        return False
+    return 0 if dtype in (DType.U8, DType.U32) else -(1 << (dtype.bytes * 8 - 1))
+
+
+def highest(dtype: DType) -> float | int | bool:
+    """The largest value of a type."""
+    if dtype.is_float:
+        return float("inf")
+    if dtype is DType.BOOL:
+        return True
+    return (1 << (dtype.bytes * 8 - (0 if dtype in (DType.U8, DType.U32) else 1))) - 1

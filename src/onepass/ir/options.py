@@ -1,0 +1,61 @@
+"""Options: what a user may set, with defaults. Each either changes code (and the cache key) or only prints."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import InvalidOption, UnknownOption
+
+
+def _option(default: Any, doc: str, changes_code: bool, allowed: tuple[Any, ...] = ()) -> Any:
+    return field(default=default, metadata={"doc": doc, "changes_code": changes_code, "allowed": allowed})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`torch.compile(f, backend="onepass", options={...})`; environment variables set the defaults."""
+
+    target: str = _option("auto", "the chip to plan for: auto (the tensors' device) or a name of the table", True)
+    precision: str = _option(
+        "fused", "fused: 16-bit values stay float32 inside a kernel; eager: round after each op", True, ("fused", "eager")
+    )
+    fuse: bool = _option(True, "False: one kernel per operation", True, (True, False))
+    strict: bool = _option(False, "True: an internal error is raised instead of running that graph as eager", False, (True, False))
+    debug: int = _option(0, "0 silent, 1 summary, 2 decisions, 3 program and plan, 4 sources, 5 check each kernel", False)
+    dump: str = _option("", "folder that receives every stage of each compilation as files", False)
+    cache: bool = _option(True, "False: neither read nor write the persistent cache", False, (True, False))
+
+    @staticmethod
+    def make(values: dict[str, Any] | None = None) -> Options:
+        """Options from the environment, then from `values`; unknown names and bad values are errors."""
+        known = {f.name: f for f in fields(Options)}
+        merged = {**_from_environment(), **(values or {})}
+        for name, value in merged.items():
+            if name not in known:
+                raise UnknownOption(name, known)
+            allowed = known[name].metadata["allowed"]
+            if allowed and value not in allowed:
+                raise InvalidOption(name, value, " or ".join(map(repr, allowed)))
+            kind = type(known[name].default)
+            if not isinstance(value, kind):
+                raise InvalidOption(name, value, f"a value of type {kind.__name__}")
+        return Options(**merged)
+
+    def code_key(self) -> str:
+        """The part of the cache key that options contribute."""
+        return ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.metadata["changes_code"])
+
+
+def _from_environment() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if level := os.environ.get("ONEPASS_DEBUG"):
+        if not level.isdigit():
+            raise InvalidOption("ONEPASS_DEBUG", level, "a number from 0 to 5")
+        found["debug"] = int(level)
+    if folder := os.environ.get("ONEPASS_DUMP"):
+        found["dump"] = folder
+    if os.environ.get("ONEPASS_STRICT") == "1":
+        found["strict"] = True
+    return found

@@ -1,0 +1,53 @@
+"""The fusion plan: which defines share a kernel, and every decision on the way there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .expr import Expr
+from .poly import Axis
+from .program import Buffer, Define, Extern, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """buffer[axes] = value, where everything virtual has been inlined into the value."""
+
+    buffer: Buffer
+    axes: tuple[Axis, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One accepted or rejected fusion, with the number that decided."""
+
+    producer: str
+    consumer: str
+    kind: str  # "vertical" | "sibling" | "recompute" | "in-place"
+    accepted: bool
+    reason: str
+    saved_us: float = 0.0
+    bytes_saved: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """What shares a kernel: the stores it makes, and the defines computed inside."""
+
+    stores: tuple[Store, ...]
+    members: tuple[Define, ...]
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return tuple(dict.fromkeys(m.origin for m in self.members))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusionPlan:
+    """Groups and externs in execution order; `in_place` maps a stored buffer to the input it overwrites."""
+
+    steps: tuple[Group | Extern, ...]
+    decisions: tuple[Decision, ...]
+    in_place: dict[Buffer, Buffer] = field(default_factory=dict)
+    copies: tuple[tuple[Buffer, Buffer], ...] = ()  # (input, source) copied at the end

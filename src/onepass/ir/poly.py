@@ -1,0 +1,543 @@
+"""Integer index algebra: polynomials over axes, size symbols, quotients and remainders.
+
+Sizes, strides, offsets and index maps are all `Poly`, kept in a canonical form, so that equal maps
+are identical objects. Views only rewrite polys.
+
+    i, j = Axis("i", Poly.of(8)), Axis("j", Poly.of(4))
+    flat = i * 4 + j          # Poly
+    flat // 4, flat % 4       # simplify to i and j, because 0 <= j < 4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, Union
+
+from .interning import Interned
+
+if TYPE_CHECKING:
+    from .expr import Expr
+
+Monomial: TypeAlias = "tuple[Atom, ...]"
+PolyLike: TypeAlias = "Union[Poly, Atom, int]"
+
+
+class Atom(metaclass=Interned):
+    """A factor of a monomial. `key` orders atoms and prints them."""
+
+    __slots__ = ("__weakref__", "key")
+    key: str
+
+    def __repr__(self) -> str:
+        return self.key
+
+    def poly(self) -> Poly:
+        return Poly((((self,), 1),))
+
+    def __add__(self, other: PolyLike) -> Poly:
+        return self.poly() + other
+
+    __radd__ = __add__
+
+    def __sub__(self, other: PolyLike) -> Poly:
+        return self.poly() - other
+
+    def __rsub__(self, other: PolyLike) -> Poly:
+        return Poly.of(other) - self
+
+    def __mul__(self, other: PolyLike) -> Poly:
+        return self.poly() * other
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: PolyLike) -> Poly:
+        return self.poly() // other
+
+    def __mod__(self, other: PolyLike) -> Poly:
+        return self.poly() % other
+
+
+class Axis(Atom):
+    """A named iteration variable: 0 <= axis < extent. Identity is name and extent."""
+
+    __slots__ = ("extent", "name")
+
+    def __init__(self, name: str, extent: Poly) -> None:
+        self.name, self.extent = name, extent
+        self.key = name
+
+
+class Symbol(Atom):
+    """A size known at run time; `lower` is a guaranteed lower bound."""
+
+    __slots__ = ("lower", "name")
+
+    def __init__(self, name: str, lower: int = 0) -> None:
+        self.name, self.lower = name, lower
+        self.key = name
+
+
+class Quotient(Atom):
+    """floor(numerator / denominator) that did not simplify; denominator > 0."""
+
+    __slots__ = ("denominator", "numerator")
+
+    def __init__(self, numerator: Poly, denominator: Poly) -> None:
+        self.numerator, self.denominator = numerator, denominator
+        self.key = f"({numerator} // {denominator})"
+
+
+class Remainder(Atom):
+    """numerator mod denominator (Python's sign rule) that did not simplify; denominator > 0."""
+
+    __slots__ = ("denominator", "numerator")
+
+    def __init__(self, numerator: Poly, denominator: Poly) -> None:
+        self.numerator, self.denominator = numerator, denominator
+        self.key = f"({numerator} % {denominator})"
+
+
+class Indirect(Atom):
+    """An index that is data: the (already wrapped and checked) value of an integer expression."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Expr) -> None:
+        self.value = value
+        self.key = f"[v{value.serial}]"
+
+
+class Poly(metaclass=Interned):
+    """A canonical polynomial: sorted ((monomial, coefficient), ...), no zero coefficients."""
+
+    __slots__ = ("__weakref__", "_axes", "_text", "terms")
+    ZERO: ClassVar[Poly]
+    ONE: ClassVar[Poly]
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+        self._text: str | None = None
+        self._axes: frozenset[Axis] | None = None
+
+    @staticmethod
+    def of(value: PolyLike) -> Poly:
+        if isinstance(value, Poly):
+            return value
+        if isinstance(value, Atom):
+            return value.poly()
+        return _constant(int(value))
+
+    def __repr__(self) -> str:
+        if self._text is None:
+            self._text = _print(self)
+        return self._text
+
+    @property
+    def constant(self) -> int | None:
+        """The value, if this is a number."""
+        if not self.terms:
+            return 0
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return self.terms[0][1]
+        return None
+
+    @property
+    def axis(self) -> Axis | None:
+        """The axis, if this is exactly one axis."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
+            atom = self.terms[0][0][0]
+            return atom if isinstance(atom, Axis) else None
+        return None
+
+    @property
+    def offset(self) -> int:
+        """The constant term."""
+        return next((c for m, c in self.terms if not m), 0)
+
+    def atoms(self) -> set[Atom]:
+        """Atoms of this poly itself, not those inside quotients."""
+        return {a for m, _ in self.terms for a in m}
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        """Every axis this poly depends on, at any depth."""
+        if self._axes is None:
+            found: set[Axis] = set()
+            for atom in self.atoms():
+                match atom:
+                    case Axis():
+                        found.add(atom)
+                    case Quotient() | Remainder():
+                        found |= atom.numerator.axes | atom.denominator.axes
+                    case Indirect():
+                        found |= atom.value.axes
+            self._axes = frozenset(found)
+        return self._axes
+
+    def symbols(self) -> set[Symbol]:
+        """Every size symbol at any depth, axes' extents excluded."""
+        found: set[Symbol] = set()
+        for atom in self.atoms():
+            if isinstance(atom, Symbol):
+                found.add(atom)
+            elif isinstance(atom, Quotient | Remainder):
+                found |= atom.numerator.symbols() | atom.denominator.symbols()
+        return found
+
+    def indirects(self) -> list[Indirect]:
+        """Data-dependent atoms at any depth, in printing order."""
+        found: dict[Indirect, None] = {}
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                if isinstance(atom, Indirect):
+                    found[atom] = None
+                elif isinstance(atom, Quotient | Remainder):
+                    for inner in (*atom.numerator.indirects(), *atom.denominator.indirects()):
+                        found[inner] = None
+        return list(found)
+
+    def coefficient(self, axis: Axis) -> Poly | None:
+        """c with self = c*axis + rest, rest free of the axis; None if not affine in it."""
+        terms: dict[Monomial, int] = {}
+        for monomial, c in self.terms:
+            if axis in monomial:
+                rest = list(monomial)
+                rest.remove(axis)
+                if axis in rest or any(axis in _inner_axes(a) for a in rest):
+                    return None
+                terms[tuple(rest)] = terms.get(tuple(rest), 0) + c
+            elif any(axis in _inner_axes(a) for a in monomial):
+                return None
+        return _from_terms(terms)
+
+    def __add__(self, other: PolyLike) -> Poly:
+        other = Poly.of(other)
+        if not other.terms:
+            return self
+        if not self.terms:
+            return other
+        return _add(self, other)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Poly:
+        return self * -1
+
+    def __sub__(self, other: PolyLike) -> Poly:
+        return self + Poly.of(other) * -1
+
+    def __rsub__(self, other: PolyLike) -> Poly:
+        return Poly.of(other) - self
+
+    def __mul__(self, other: PolyLike) -> Poly:
+        return _multiply(self, Poly.of(other))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: PolyLike) -> Poly:
+        return _divide(self, Poly.of(other))[0]
+
+    def __mod__(self, other: PolyLike) -> Poly:
+        return _divide(self, Poly.of(other))[1]
+
+    def substitute(self, mapping: Mapping[Atom, Poly]) -> Poly:
+        """Replace atoms (axes, symbols, indirects) by polys, simplifying again."""
+        return transform(self, lambda a: mapping.get(a))
+
+    def evaluate(self, values: Mapping[Atom, int]) -> int:
+        """The number, given one for each axis and symbol."""
+        return evaluate(self, values)
+
+
+def _inner_axes(atom: Atom) -> frozenset[Axis]:
+    if isinstance(atom, Quotient | Remainder):
+        return atom.numerator.axes | atom.denominator.axes
+    return atom.value.axes if isinstance(atom, Indirect) else frozenset()
+
+
+def transform(poly: Poly, replace: Callable[[Atom], Poly | None]) -> Poly:
+    """Rebuild a poly with atoms replaced; quotients and remainders are rebuilt around their parts."""
+    total = Poly.ZERO
+    changed = False
+    for monomial, coefficient in poly.terms:
+        factor = Poly.of(coefficient)
+        for atom in monomial:
+            new = replace(atom)
+            if new is None and isinstance(atom, Quotient | Remainder):
+                numerator = transform(atom.numerator, replace)
+                denominator = transform(atom.denominator, replace)
+                if numerator is not atom.numerator or denominator is not atom.denominator:
+                    pair = _divide(numerator, denominator)
+                    new = pair[0] if isinstance(atom, Quotient) else pair[1]
+            if new is not None:
+                changed = True
+            factor = factor * (atom if new is None else new)
+        total = total + factor
+    return total if changed else poly
+
+
+def evaluate(poly: Poly, values: Mapping[Atom, int]) -> int:
+    total = 0
+    for monomial, c in poly.terms:
+        for atom in monomial:
+            if isinstance(atom, Quotient):
+                c *= evaluate(atom.numerator, values) // evaluate(atom.denominator, values)
+            elif isinstance(atom, Remainder):
+                c *= evaluate(atom.numerator, values) % evaluate(atom.denominator, values)
+            else:
+                c *= values[atom]
+        total += c
+    return total
+
+
+@lru_cache(maxsize=4096)
+def _constant(value: int) -> Poly:
+    return Poly((((), value),)) if value else Poly(())
+
+
+Poly.ZERO = _constant(0)
+Poly.ONE = _constant(1)
+
+
+def _order(item: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    return (-len(item[0]), [a.key for a in item[0]])
+
+
+def _from_terms(terms: Mapping[Monomial, int]) -> Poly:
+    items = [(m, c) for m, c in terms.items() if c]
+    if len(items) > 1:
+        items.sort(key=_order)
+    return Poly(tuple(items))
+
+
+@lru_cache(maxsize=65536)
+def _add(a: Poly, b: Poly) -> Poly:
+    terms = dict(a.terms)
+    for m, c in b.terms:
+        terms[m] = terms.get(m, 0) + c
+    return _recombine(_from_terms(terms))
+
+
+@lru_cache(maxsize=65536)
+def _multiply(a: Poly, b: Poly) -> Poly:
+    terms: dict[Monomial, int] = {}
+    for m, c in a.terms:
+        for n, d in b.terms:
+            product = tuple(sorted(m + n, key=lambda x: x.key)) if m and n else m + n
+            terms[product] = terms.get(product, 0) + c * d
+    return _recombine(_from_terms(terms))
+
+
+def _recombine(poly: Poly) -> Poly:
+    """d*(x // d) + x % d -> x, for whatever multiplies both."""
+    for monomial, c in poly.terms:
+        for atom in monomial:
+            if not isinstance(atom, Remainder):
+                continue
+            rest = list(monomial)
+            rest.remove(atom)
+            scale = Poly(((tuple(rest), c),))
+            other = Quotient(atom.numerator, atom.denominator).poly() * scale * atom.denominator
+            have = dict(poly.terms)
+            if all(have.get(m) == k for m, k in other.terms):
+                for m, _ in other.terms:
+                    del have[m]
+                del have[monomial]
+                return _from_terms(have) + atom.numerator * scale
+    return poly
+
+
+@lru_cache(maxsize=65536)
+def _divide(a: Poly, d: Poly) -> tuple[Poly, Poly]:
+    """(a // d, a % d), simplified with what the axes' ranges prove."""
+    if d is Poly.ONE:
+        return a, Poly.ZERO
+    if a is d:
+        return Poly.ONE, Poly.ZERO
+    ca, cd = a.constant, d.constant
+    if ca is not None and cd:
+        return Poly.of(ca // cd), Poly.of(ca % cd)
+    whole: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    lead = d.terms[0] if len(d.terms) == 1 else None
+    for monomial, c in a.terms:
+        if lead is not None and c % lead[1] == 0 and _contains(monomial, lead[0]):
+            whole[_without(monomial, lead[0])] = c // lead[1]
+        else:
+            rest[monomial] = c
+    quotient, remainder = _from_terms(whole), _from_terms(rest)
+    if not remainder.terms:
+        return quotient, Poly.ZERO
+    if in_range(remainder, d):
+        return quotient, remainder
+    if (both := _divide_polynomial(remainder, d)) is not None:
+        return quotient + both[0], both[1]
+    if (split := _split_scaled(remainder, d)) is not None:
+        return quotient + split[0], split[1]
+    match remainder.terms:
+        case (((Quotient() as inner,), 1),):  # (x // a) // b == x // (a*b)
+            outer = inner.numerator // (inner.denominator * d)
+            return quotient + outer, remainder - outer * d
+        case (((Remainder() as inner,), 1),):
+            whole_times, left = _divide(inner.denominator, d)
+            if not left.terms:  # (x % (b*d)) // d == (x // d) % b; and % d == x % d
+                return quotient + (inner.numerator // d) % whole_times, inner.numerator % d
+    return quotient + Quotient(remainder, d), Remainder(remainder, d).poly()
+
+
+def _divide_polynomial(a: Poly, d: Poly) -> tuple[Poly, Poly] | None:
+    """Exact symbolic case a = q*d + r with d of several terms: try q from leading terms."""
+    if len(d.terms) < 2:
+        return None
+    lead_monomial, lead_c = d.terms[0]
+    q, rest = Poly.ZERO, a
+    for _ in range(8):
+        if in_range(rest, d):
+            return q, rest
+        step = next(
+            (
+                Poly(((_without(m, lead_monomial), c // lead_c),))
+                for m, c in rest.terms
+                if c % lead_c == 0 and _contains(m, lead_monomial)
+            ),
+            None,
+        )
+        if step is None:
+            return None
+        q, rest = q + step, rest - step * d
+    return None
+
+
+def _split_scaled(a: Poly, d: Poly) -> tuple[Poly, Poly] | None:
+    """(g*x + y) // (g*e) with 0 <= y < g is x // e; the remainder is g*(x % e) + y."""
+    cd = d.constant
+    if cd is None:
+        return None
+    for g in sorted({abs(c) for m, c in a.terms if m and 1 < abs(c) < cd and cd % c == 0}, reverse=True):
+        high = _from_terms({m: c // g for m, c in a.terms if c % g == 0})
+        low = _from_terms({m: c for m, c in a.terms if c % g})
+        if low is not a and high.terms and in_range(low, Poly.of(g)):
+            q, r = _divide(high, Poly.of(cd // g))
+            return q, r * g + low
+    return None
+
+
+def _contains(monomial: Monomial, factor: Monomial) -> bool:
+    have = list(monomial)
+    for atom in factor:
+        if atom not in have:
+            return False
+        have.remove(atom)
+    return True
+
+
+def _without(monomial: Monomial, factor: Monomial) -> Monomial:
+    have = list(monomial)
+    for atom in factor:
+        have.remove(atom)
+    return tuple(have)
+
+
+def upper_bound(poly: Poly) -> Poly | None:
+    """A poly in size symbols alone that is >= every value of `poly`; None if unknown."""
+    return _bound(poly, upper=True)
+
+
+def lower_bound(poly: Poly) -> Poly | None:
+    """A poly in size symbols alone that is <= every value of `poly`; None if unknown."""
+    return _bound(poly, upper=False)
+
+
+@lru_cache(maxsize=65536)
+def _bound(poly: Poly, upper: bool) -> Poly | None:
+    total = Poly.ZERO
+    for monomial, c in poly.terms:
+        product = Poly.of(c)
+        for atom in monomial:
+            extreme = _atom_bound(atom, upper == (c > 0))
+            if extreme is None:
+                return None
+            product = product * extreme
+        total = total + product
+    return total
+
+
+def _atom_bound(atom: Atom, upper: bool) -> Poly | None:
+    # Bounds multiply termwise because every atom is known to be >= 0 here.
+    match atom:
+        case Symbol():
+            return atom.poly()
+        case Axis():
+            return atom.extent - 1 if upper else Poly.ZERO
+        case Remainder():
+            if not upper:
+                return Poly.ZERO
+            low, high = lower_bound(atom.numerator), upper_bound(atom.numerator)
+            if low is not None and high is not None and nonnegative(low) and nonnegative(atom.denominator - 1 - high):
+                return high
+            return atom.denominator - 1
+        case Quotient():
+            low = lower_bound(atom.numerator)
+            if low is None or not nonnegative(low):
+                return None
+            if not upper:
+                return low // atom.denominator if atom.denominator.constant else Poly.ZERO
+            high = upper_bound(atom.numerator)
+            return None if high is None else high // atom.denominator
+    return None
+
+
+@lru_cache(maxsize=65536)
+def nonnegative(poly: Poly) -> bool:
+    """Provably >= 0 for every legal value of axes and symbols."""
+    if poly.axes:
+        low = lower_bound(poly)
+        return low is not None and nonnegative(low)
+    constant = poly.constant
+    if constant is not None:
+        return constant >= 0
+    shifted = poly.substitute({s: s + s.lower for s in poly.symbols() if s.lower})
+    return all(
+        c >= 0 and all(isinstance(a, Symbol) or _nonnegative_atom(a) for a in m) for m, c in shifted.terms
+    )
+
+
+def _nonnegative_atom(atom: Atom) -> bool:
+    match atom:
+        case Remainder():
+            return True
+        case Quotient():
+            return nonnegative(atom.numerator)
+    return isinstance(atom, Symbol | Axis)
+
+
+def in_range(index: Poly, extent: Poly) -> bool:
+    """Provably 0 <= index < extent."""
+    low, high = lower_bound(index), upper_bound(index)
+    return low is not None and high is not None and nonnegative(low) and nonnegative(extent - 1 - high)
+
+
+def product(values: Iterable[PolyLike]) -> Poly:
+    """The product of polys; 1 for none."""
+    total = Poly.ONE
+    for value in values:
+        total = total * value
+    return total
+
+
+def _print(poly: Poly) -> str:
+    parts: list[str] = []
+    for monomial, c in poly.terms:
+        factors = [a.key for a in monomial]
+        if abs(c) != 1 or not factors:
+            factors = [*factors, str(abs(c))] if factors else [str(abs(c))]
+        text = "*".join(factors)
+        if not parts:
+            parts.append(f"-{text}" if c < 0 else text)
+        else:
+            parts.append(f"- {text}" if c < 0 else f"+ {text}")
+    if not parts:
+        return "0"
+    text = " ".join(parts)
+    return f"({text})" if len(poly.terms) > 1 else text

@@ -1,0 +1,134 @@
+"""The program: buffers and the statements that define them, in order.
+
+`Define` is a computation the compiler understands; `Extern` is a call that runs as eager would.
+Lowering makes a Program, the planner reads it. Statements have identity and carry their origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, Union
+
+from .dtypes import DType
+from .expr import Expr
+from .poly import Axis, Poly, Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a statement came from: the FX node, its operation, and the user's line."""
+
+    node: str
+    op: str
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Buffer:
+    """Storage of one tensor. Strides are in elements; identity is the object."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Poly, ...]
+    strides: tuple[Poly, ...]
+    device: str = "cpu"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostValue:
+    """Something on the host that kernels do not read: a tuple, an object, an unsupported tensor."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`buffer` seen through (shape, strides, offset): made on the host, no kernel."""
+
+    buffer: Buffer
+    shape: tuple[Poly, ...]
+    strides: tuple[Poly, ...]
+    offset: Poly
+
+    @property
+    def is_whole(self) -> bool:
+        b = self.buffer
+        return self.shape == b.shape and self.strides == b.strides and self.offset is Poly.ZERO
+
+
+# What an Extern's argument tree holds at its leaves: a View, a HostValue, a Poly (a size), or a literal.
+Argument: TypeAlias = Any
+Result: TypeAlias = Union[Buffer, HostValue]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Define:
+    """buffer[axes] = value, for every point. `value` may hold one reduction at its root."""
+
+    buffer: Buffer
+    axes: tuple[Axis, ...]
+    value: Expr
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extern:
+    """result = target(*args, **kwargs), as eager does it. `why` says why it is not a Define."""
+
+    result: Result
+    target: Callable[..., Any]
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
+    origin: Origin
+    why: str
+    ordered: bool = False  # keeps program order with other ordered externs (side effects, RNG)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """At the end of the program, the input `target` holds `source`."""
+
+    target: Buffer
+    source: Buffer
+    origin: Origin
+
+
+Statement: TypeAlias = Union[Define, Extern, Update]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """Inputs in call order (a Symbol is an integer argument), statements in order, outputs as returned."""
+
+    inputs: tuple[Buffer | HostValue | Symbol, ...]
+    statements: tuple[Statement, ...]
+    outputs: tuple[Argument, ...]  # View | HostValue | Poly | literal (None, float)
+    symbol_sources: dict[Symbol, tuple[Buffer, int]] = field(default_factory=dict)  # a size of an input
+
+    def defines(self) -> list[Define]:
+        return [s for s in self.statements if isinstance(s, Define)]
+
+    def externs(self) -> list[Extern]:
+        return [s for s in self.statements if isinstance(s, Extern)]
+
+    def __repr__(self) -> str:
+        from .printer import print_program
+
+        return print_program(self)
+
+
+def contiguous_strides(shape: tuple[Poly, ...]) -> tuple[Poly, ...]:
+    """Row-major strides."""
+    strides: list[Poly] = []
+    step = Poly.ONE
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))

@@ -1,0 +1,78 @@
+"""The compile record: what every stage did to one graph, kept for explain, debug and the cache.
+
+It is plain data (JSON both ways), so a cache hit explains itself as well as a fresh compilation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class KernelRecord:
+    """One launch, for people."""
+
+    name: str
+    operations: list[dict[str, str]]  # node, op, line
+    bytes_read: int
+    bytes_written: int
+    schedule: str
+    source: str
+    predicted_us: float
+
+
+@dataclass(slots=True)
+class ExternRecord:
+    """One call that runs as eager does, and why."""
+
+    name: str
+    op: str
+    why: str
+    line: str
+    bytes_moved: int
+
+
+@dataclass(slots=True)
+class DecisionRecord:
+    """One accepted or rejected fusion."""
+
+    producer: str
+    consumer: str
+    kind: str
+    accepted: bool
+    reason: str
+    saved_us: float
+    bytes_saved: int
+
+
+@dataclass(slots=True)
+class CompileRecord:
+    """Everything about one graph. `direction` is "inference", "forward" or "backward"."""
+
+    direction: str = "inference"
+    target: str = "cpu"
+    program: str = ""
+    plan: str = ""
+    kernels: list[KernelRecord] = field(default_factory=list)
+    externs: list[ExternRecord] = field(default_factory=list)
+    decisions: list[DecisionRecord] = field(default_factory=list)
+    bytes_moved: int = 0
+    bytes_unfused: int = 0
+    bytes_minimum: int = 0
+    saved_bytes: int = 0  # tensors a forward graph keeps for its backward, beyond the graph's inputs
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    cache: str = "miss"  # "hit" | "miss" | "off"
+    fallback: str = ""  # why the whole graph runs as eager, if it does
+    key: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> CompileRecord:
+        record = CompileRecord(**{**data, "kernels": [], "externs": [], "decisions": []})
+        record.kernels = [KernelRecord(**k) for k in data["kernels"]]
+        record.externs = [ExternRecord(**e) for e in data["externs"]]
+        record.decisions = [DecisionRecord(**d) for d in data["decisions"]]
+        return record
