@@ -128,12 +128,12 @@ class Part(Expr):
 
 
 class Random(Expr):
-    """A 32-bit word: lane i mod 4 of Philox4x32-10(counter = i div 4, key = seed)."""
+    """A 32-bit word: lane i mod 4 of Philox4x32-10(counter = (i div 4, stream), key = seed)."""
 
-    __slots__ = ("index", "seed")
+    __slots__ = ("index", "seed", "stream")
 
-    def __init__(self, seed: Expr, index: Poly) -> None:
-        self.seed, self.index = seed, index
+    def __init__(self, seed: Expr, index: Poly, stream: int) -> None:
+        self.seed, self.index, self.stream = seed, index, stream
         self._set(DType.U32, seed.axes | index.axes, (seed, *(i.value for i in index.indirects())))
 
 
@@ -176,6 +176,11 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
                 return args[0].args[0]
         case "widen" if args[0].dtype is dtype:
             return args[0]
+        case "widen" if isinstance(args[0], Const):
+            return const(args[0].value, dtype)
+        case "widen" if isinstance(args[0], Pointwise) and args[0].op == "where":  # reach a narrow inside
+            condition, *values = args[0].args
+            return pointwise("where", condition, *(pointwise("widen", v, dtype=dtype) for v in values))
         case "where" if isinstance(args[0], Const):
             return args[1] if args[0].value else args[2]
         case "where" if args[1] is args[2]:
@@ -233,7 +238,7 @@ def rebuild(node: Expr, get: Callable[[Expr], Expr], index: Callable[[Poly], Pol
             source: Any = get(node.source)
             return Part(source, node.index)
         case Random():
-            return Random(get(node.seed), index(node.index))
+            return Random(get(node.seed), index(node.index), node.stream)
     raise AssertionError(type(node))
 
 

@@ -65,6 +65,7 @@ OPS: dict[str, OpInfo] = {
     "uniform": OpInfo(1, 2.0, result="given"),  # uint32 word -> [0, 1): top 24 bits (float64: 32 bits)
     # checked index: negative wraps once; out of [0, size) fails the kernel with that axis's error
     "wrap_index": OpInfo(2, 2.0, integer_raises=True),
+    "check_index": OpInfo(2, 1.0, integer_raises=True),  # the same without wrapping
 }  # fmt: skip
 
 # Operations whose result jumps: on 16-bit inputs they see the rounded value, as eager does.
