@@ -1,0 +1,83 @@
+"""The explanation of a program: its compile records, their totals, and three ways to read them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One record per compiled graph, in the order they were compiled (forward before backward)."""
+
+    graphs: list[CompileRecord]
+
+    @property
+    def kernels(self) -> list[KernelRecord]:
+        """Every generated launch of one call."""
+        return [kernel for graph in self.graphs for kernel in graph.kernels]
+
+    @property
+    def externs(self) -> list[ExternRecord]:
+        """Every call that runs as eager does, with the reason."""
+        return [extern for graph in self.graphs for extern in graph.externs]
+
+    @property
+    def decisions(self) -> list[DecisionRecord]:
+        """Every fusion accepted or rejected, with the number that decided."""
+        return [decision for graph in self.graphs for decision in graph.decisions]
+
+    @property
+    def rejected(self) -> list[DecisionRecord]:
+        """The fusions that were considered and not made."""
+        return [decision for decision in self.decisions if not decision.accepted]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes the compiled program reads and writes, externs included."""
+        return sum(graph.bytes_moved for graph in self.graphs)
+
+    @property
+    def bytes_unfused(self) -> int:
+        """Bytes it would move with one kernel per operation."""
+        return sum(graph.bytes_unfused for graph in self.graphs)
+
+    @property
+    def bytes_minimum(self) -> int:
+        """Bytes of inputs and outputs: what no compiler can avoid."""
+        return sum(graph.bytes_minimum for graph in self.graphs)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes kept from forward for backward, beyond the inputs."""
+        return sum(graph.saved_bytes for graph in self.graphs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Totals and every record, as JSON types."""
+        return {
+            "bytes_moved": self.bytes_moved,
+            "bytes_unfused": self.bytes_unfused,
+            "bytes_minimum": self.bytes_minimum,
+            "saved_bytes": self.saved_bytes,
+            "kernels": len(self.kernels),
+            "externs": len(self.externs),
+            "graphs": [graph.to_json() for graph in self.graphs],
+        }
+
+    def to_json(self) -> str:
+        """The whole explanation as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_html(self) -> str:
+        """One self-contained page."""
+        from .html import render_html
+
+        return render_html(self)
+
+    def __str__(self) -> str:
+        from .text import render_text
+
+        return render_text(self)

@@ -1,0 +1,125 @@
+"""The explanation as text for a terminal: what each kernel does, what was refused, and the totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+REJECTED_SHOWN = 12  # the rest is in the JSON; the largest missed savings come first
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def render_text(explanation: Explanation) -> str:
+    """The full report."""
+    if not explanation.graphs:
+        return "onepass: nothing was compiled (no tensor operation was captured)"
+    lines = list(_totals(explanation))
+    for number, graph in enumerate(explanation.graphs, 1):
+        lines.append("")
+        lines.extend(_graph(graph, number, len(explanation.graphs)))
+    return "\n".join(lines)
+
+
+def byte_text(count: int) -> str:
+    """A byte count for people: 1536 -> "1.5 KiB"."""
+    size, unit = float(count), 0
+    # 1023.95 would print as "1024.0" of the smaller unit.
+    while abs(size) >= 1023.95 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{count} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def time_text(microseconds: float) -> str:
+    """A duration for people, three figures."""
+    if abs(microseconds) >= 1e6:
+        return f"{microseconds / 1e6:.3g} s"
+    return f"{microseconds / 1e3:.3g} ms" if abs(microseconds) >= 1e3 else f"{microseconds:.3g} us"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: 1 kernel, 2 kernels."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def ratio_text(part: int, whole: int) -> str:
+    """How many times `whole` the part is; empty where there is nothing to compare."""
+    return f"{part / whole:.2f}x" if whole else ""
+
+
+def rejected_by_size(decisions: Iterable[DecisionRecord]) -> list[DecisionRecord]:
+    """Rejected fusions, the largest missed saving first."""
+    rejected = [d for d in decisions if not d.accepted]
+    return sorted(rejected, key=lambda d: (-d.bytes_saved, d.producer, d.consumer))
+
+
+def decision_line(decision: DecisionRecord) -> str:
+    """One decision with the number that decided."""
+    numbers = f"{decision.saved_us:+.3g} us, {byte_text(decision.bytes_saved)}"
+    pair = f"{decision.producer} -> {decision.consumer}"
+    return _one_line(f"{pair} ({decision.kind}): {decision.reason} [{numbers}]")
+
+
+def _totals(explanation: Explanation) -> Iterator[str]:
+    moved, unfused = explanation.bytes_moved, explanation.bytes_unfused
+    minimum = explanation.bytes_minimum
+    counts = (
+        counted(len(explanation.graphs), "graph"),
+        counted(len(explanation.kernels), "kernel"),
+        counted(len(explanation.externs), "extern"),
+    )
+    yield f"onepass: {', '.join(counts)}"
+    yield f"  moved    {byte_text(moved):>10}"
+    yield f"  unfused  {byte_text(unfused):>10}  {ratio_text(unfused, moved)} of moved"
+    yield f"  minimum  {byte_text(minimum):>10}  {ratio_text(minimum, moved)} of moved"
+    if explanation.saved_bytes:
+        yield f"  saved    {byte_text(explanation.saved_bytes):>10}  kept for backward, beyond the inputs"
+
+
+def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
+    seconds = sum(graph.stage_seconds.values())
+    compiled = f", compiled in {seconds:.2f} s" if seconds else ""
+    yield f"graph {number} of {total}: {graph.direction}, target {graph.target}, cache {graph.cache}{compiled}"
+    if graph.fallback:
+        yield f"  runs as eager: {_one_line(graph.fallback)}"
+    for kernel in graph.kernels:
+        yield from _kernel(kernel)
+    for extern in graph.externs:
+        yield from _extern(extern)
+    yield from _rejected(graph)
+
+
+def _kernel(kernel: KernelRecord) -> Iterator[str]:
+    moved = f"reads {byte_text(kernel.bytes_read)}, writes {byte_text(kernel.bytes_written)}"
+    yield f"  kernel {_one_line(kernel.name)}: {moved}, predicted {time_text(kernel.predicted_us)}"
+    if kernel.schedule:
+        yield f"    schedule  {_one_line(kernel.schedule)}"
+    width = max((len(o.get("op", "")) for o in kernel.operations), default=0)
+    for operation in kernel.operations:
+        yield "    " + _one_line(f"{operation.get('op', ''):<{width}}  {operation.get('line', '')}".rstrip())
+
+
+def _extern(extern: ExternRecord) -> Iterator[str]:
+    yield f"  extern {_one_line(extern.op)}: moves {byte_text(extern.bytes_moved)}; {_one_line(extern.why)}"
+    if extern.line:
+        yield f"    {_one_line(extern.line)}"
+
+
+def _rejected(graph: CompileRecord) -> Iterator[str]:
+    rejected = rejected_by_size(graph.decisions)
+    accepted = len(graph.decisions) - len(rejected)
+    if graph.decisions:
+        yield f"  fusions: {accepted} made, {len(rejected)} rejected"
+    for decision in rejected[:REJECTED_SHOWN]:
+        yield f"    {decision_line(decision)}"
+    if len(rejected) > REJECTED_SHOWN:
+        yield f"    and {len(rejected) - REJECTED_SHOWN} smaller ones (all of them: to_json())"
+
+
+def _one_line(text: str) -> str:
+    # Names come from the user's program; a newline in one must not break the report's lines.
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

@@ -1,0 +1,169 @@
+"""The three reports of an explanation, from records written by hand."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from onepass.explain import Explanation
+from onepass.explain.text import REJECTED_SHOWN, byte_text
+from onepass.ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+
+HOSTILE = "</pre><script>alert('x')</script>\"'\n$body"
+
+
+def _kernel(name: str = "k0", line: str = "model.py:3") -> KernelRecord:
+    operations = [{"node": "add", "op": "aten.add", "line": line}, {"node": "gelu", "op": "aten.gelu", "line": line}]
+    return KernelRecord(name, operations, 64 << 20, 32 << 20, "grid i x tile j", "void k0(void) {}", 8400.0)
+
+
+def _record(**changes: object) -> CompileRecord:
+    record = CompileRecord(
+        direction="forward",
+        kernels=[_kernel()],
+        externs=[ExternRecord("x1", "aten.mm", "a bare matmul goes to the library", "model.py:9", 1 << 20)],
+        decisions=[
+            DecisionRecord("b0", "b1", "vertical", True, "saves a round trip", 3.0, 4096),
+            DecisionRecord("b1", "b2", "sibling", False, "49 buffers, limit 48", 1.5, 2048),
+        ],
+        bytes_moved=97 << 20,
+        bytes_unfused=291 << 20,
+        bytes_minimum=97 << 20,
+        saved_bytes=1 << 20,
+    )
+    for name, value in changes.items():
+        setattr(record, name, value)
+    return record
+
+
+def test_totals_are_sums_over_graphs() -> None:
+    explanation = Explanation([_record(), _record(direction="backward", saved_bytes=0)])
+    assert explanation.bytes_moved == 2 * (97 << 20)
+    assert explanation.bytes_unfused == 2 * (291 << 20)
+    assert explanation.bytes_minimum == 2 * (97 << 20)
+    assert explanation.saved_bytes == 1 << 20
+    assert [len(explanation.kernels), len(explanation.externs), len(explanation.decisions)] == [2, 2, 4]
+    assert [d.reason for d in explanation.rejected] == ["49 buffers, limit 48"] * 2
+
+
+def test_text_names_what_a_reader_asks_for() -> None:
+    text = str(Explanation([_record()]))
+    for expected in (
+        "1 graph, 1 kernel, 1 extern",
+        "3.00x of moved",
+        "kernel k0: reads 64.0 MiB, writes 32.0 MiB, predicted 8.4 ms",
+        "schedule  grid i x tile j",
+        "aten.gelu  model.py:3",
+        "extern aten.mm: moves 1.0 MiB; a bare matmul goes to the library",
+        "1 made, 1 rejected",
+        "b1 -> b2 (sibling): 49 buffers, limit 48 [+1.5 us, 2.0 KiB]",
+    ):
+        assert expected in text
+
+
+def test_text_says_when_a_graph_runs_as_eager_and_when_nothing_was_compiled() -> None:
+    assert "runs as eager: no C compiler" in str(Explanation([_record(fallback="no C compiler")]))
+    assert "nothing was compiled" in str(Explanation([]))
+
+
+def test_text_shows_the_largest_rejections_and_counts_the_rest() -> None:
+    many = [DecisionRecord(f"p{i}", "c", "vertical", False, "too wide", 0.0, i) for i in range(100)]
+    text = str(Explanation([_record(decisions=many)]))
+    assert "p99 -> c" in text and "p0 -> c" not in text
+    assert f"and {100 - REJECTED_SHOWN} smaller ones" in text
+
+
+def test_hostile_names_stay_on_their_line() -> None:
+    text = str(Explanation([_record(kernels=[_kernel(line="a\nkernel fake: reads 0 B")])]))
+    assert "\nkernel fake" not in text
+    assert r"a\x0akernel fake" in text
+
+
+def test_json_has_every_record() -> None:
+    record = _record()
+    data = json.loads(Explanation([record]).to_json())
+    assert data["bytes_moved"] == record.bytes_moved
+    assert CompileRecord.from_json(data["graphs"][0]) == record
+
+
+class _Page(HTMLParser):
+    """Collects tags and their attributes, and checks that what opens closes."""
+
+    void = frozenset({"meta", "br", "rect"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.extend(attrs)
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.void:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def _parse(page: str) -> _Page:
+    parser = _Page()
+    parser.feed(page)
+    assert parser.open == []
+    return parser
+
+
+def test_html_is_well_formed_and_self_contained() -> None:
+    page = _parse(Explanation([_record(program="b0 = x + 1", stage_seconds={"plan": 0.1})]).to_html())
+    assert "script" not in page.tags and "link" not in page.tags
+    assert not {"src", "href"} & {name for name, _ in page.attributes}
+    assert page.tags.count("svg") == 2
+    assert "void k0(void) {}" in page.text
+    assert "b0 = x + 1" in page.text
+
+
+@pytest.mark.parametrize("where", ["name", "schedule", "source", "line", "why", "reason", "fallback"])
+def test_html_escapes_everything(where: str) -> None:
+    record, kernel = _record(), _kernel()
+    match where:
+        case "name" | "schedule" | "source":
+            setattr(kernel, where, HOSTILE)
+        case "line":
+            kernel = _kernel(line=HOSTILE)
+        case "why":
+            record.externs[0].why = HOSTILE
+        case "reason":
+            record.decisions[1].reason = HOSTILE
+        case "fallback":
+            record.fallback = HOSTILE
+    record.kernels = [kernel]
+    page = _parse(Explanation([record]).to_html())
+    assert "script" not in page.tags
+    assert any("alert('x')" in text for text in page.text)
+
+
+def test_html_of_nothing() -> None:
+    assert "Nothing was compiled" in Explanation([]).to_html()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (1 << 20, "1.0 MiB"),
+        ((1 << 20) - 1, "1.0 MiB"),
+    ],
+)
+def test_byte_text(count: int, text: str) -> None:
+    assert byte_text(count) == text
