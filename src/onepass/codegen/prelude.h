@@ -18,6 +18,17 @@
 #define OP_INFINITY __builtin_inff()
 #define OP_NAN __builtin_nanf("")
 
+/* Without OpenMP (clang, see the toolchain) a kernel runs on one thread. */
+#ifdef _OPENMP
+extern int omp_get_thread_num(void);
+extern int omp_get_num_threads(void);
+extern int omp_get_max_threads(void);
+#else
+OP int omp_get_thread_num(void) { return 0; }
+OP int omp_get_num_threads(void) { return 1; }
+OP int omp_get_max_threads(void) { return 1; }
+#endif
+
 /* ---- libm, with the vector variants of glibc's libmvec ------------------------------------------
  * Measured on glibc 2.36, every function below is within 4 ulp for all inputs, specials included.
  * <math.h> is not included: it would declare these without the vector variants (they need -ffast-math
