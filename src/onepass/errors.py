@@ -59,3 +59,13 @@ class VerifyError(OnepassError):
 
 class CacheError(OnepassError):
     """The cache folder cannot be used the way it was asked to be."""
+
+
+class LayoutMismatch(OnepassError):
+    """An operator returned a tensor unlike the one its fake implementation promised."""
+
+    def __init__(self, what: str, found: object, expected: object) -> None:
+        super().__init__(
+            f"{what} gave a tensor of {found} where its fake (meta) implementation promised {expected}. "
+            "Correct that implementation, or keep the operator out of the compiled function."
+        )

@@ -1,18 +1,20 @@
 """Generated text, and the host program that runs it.
 
 A `KernelSource` is content-addressed: `key` excludes names, comments and origins, so identical layers
-build once. A `HostProgram` is a list of plain instructions; its expressions over sizes are strings.
+build once. A `HostProgram` is a list of plain instructions: names are generated ("a0" an input, "b3" a
+buffer, "x1" a host value, "s0" a size), and expressions over sizes are strings over those names, so no
+text of the user's ever reaches executed code. JSON both ways: `ir/host_json.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, Union
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """`text` is a translation unit exporting `entry(pointers..., int64 symbols..., int64 threads)`."""
+    """`text` is a translation unit exporting `int entry(pointers..., int64 symbols..., int64 threads)`."""
 
     name: str
     language: str  # "c"
@@ -21,50 +23,7 @@ class KernelSource:
     key: str
     pointers: int
     symbols: int
-    raises: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Allocate:
-    name: str
-    shape: tuple[str, ...]
-    strides: tuple[str, ...]
-    dtype: str
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Run kernel number `kernel` on buffers and sizes; skip it where `unless` (a size expression) is 0."""
-
-    kernel: int
-    buffers: tuple[str, ...]
-    symbols: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """result = target(*args, **kwargs). Argument trees hold `Ref`, `SizeOf` and JSON literals."""
-
-    result: str
-    target: str
-    args: Any
-    kwargs: Any
-    shape: tuple[str, ...] | None = None  # what kernels expect of the result, checked when it runs
-    strides: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """target.copy_(source)"""
-
-    target: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    names: tuple[str, ...]
+    raises: bool  # the returned status is checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +43,115 @@ class SizeOf:
     expression: str
 
 
-Instruction: TypeAlias = Union[Allocate, Launch, Call, Copy, Free]
+@dataclass(frozen=True, slots=True)
+class TorchValue:
+    """A literal of torch's: kind is "dtype", "device", "layout" or "memory_format"."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """An object without a JSON form, found in `HostProgram.live`."""
+
+    name: str
+
+
+# What argument and output trees hold: lists, tuples, dicts and slices of Ref, SizeOf, TorchValue, Live,
+# None, bool, int, float, complex and str.
+Tree: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """size = the extent of the input `source` along `dim`."""
+
+    size: str
+    source: str
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Kernels rely on this layout: where `name` has other strides, it is replaced by a copy that has them.
+
+    Shape and dtype are compared too where the tensor came from a call (`dtype` given): torch guards its
+    graphs' inputs but nobody checks what an operator returns. A replaced tensor that kernels write to is
+    kept as `original` (see `WriteBack`).
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    strides: tuple[str, ...]
+    dtype: str | None = None
+    original: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBack:
+    """original.copy_(name), if a `Check` replaced it."""
+
+    original: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """name = an uninitialised tensor. A later buffer of equal size may live under the same name."""
+
+    name: str
+    shape: tuple[str, ...]
+    strides: tuple[str, ...]
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run kernel number `kernel` on buffers and sizes."""
+
+    kernel: int
+    buffers: tuple[str, ...]
+    symbols: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """result = target(*args, **kwargs). The target is a name (`ir/callables.py`) or one in `live`."""
+
+    result: str
+    target: str | Live
+    args: tuple[Tree, ...]
+    kwargs: dict[str, Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """target.copy_(source)"""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    names: tuple[str, ...]
+
+
+Instruction: TypeAlias = Union[Bind, Check, WriteBack, Allocate, Launch, Call, Copy, Free]
 
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """inputs: names in call order ("a0" a tensor, "s0" an integer). sizes: symbol -> (input, dim)."""
+    """What runs per call: inputs in call order, instructions, and the tree of each output."""
 
     inputs: tuple[str, ...]
-    sizes: tuple[tuple[str, str, int], ...]
     instructions: tuple[Instruction, ...]
-    outputs: tuple[Any, ...]
-    checks: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = ()  # input, shape, strides expected
+    outputs: tuple[Tree, ...]
+    live: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether the program can be written down: it holds no live object."""
+        return not self.live

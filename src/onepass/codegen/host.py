@@ -1,0 +1,391 @@
+"""The host program: allocate, launch, call, free at last use.
+
+Takes the plan with its scheduled kernels, gives a `HostProgram`. Every name in it is generated here
+("a0" inputs, "b3" buffers, "x1" host values, "s0" sizes), so nothing a user wrote reaches executed text.
+A buffer that only kernels touch hands its storage to the next one of the same size, if nothing is
+allocated in between: that saves an allocation and page faults and cannot raise the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, Union
+
+import torch
+
+from ..errors import VerifyError
+from ..ir.callables import callable_name
+from ..ir.kernel import Kernel, ScheduledGroup
+from ..ir.plan import FusionPlan, Group
+from ..ir.poly import Poly, Quotient, Remainder, Symbol, product
+from ..ir.program import Buffer, Extern, HostValue, Program, View
+from ..ir.source import (
+    Allocate,
+    Bind,
+    Call,
+    Check,
+    Copy,
+    Free,
+    HostProgram,
+    Instruction,
+    Launch,
+    Live,
+    Ref,
+    SizeOf,
+    TorchValue,
+    Tree,
+    WriteBack,
+)
+
+Thing: TypeAlias = Union[Buffer, HostValue]
+Update: TypeAlias = tuple[Buffer, Buffer]  # (input, source)
+Event: TypeAlias = Union[Kernel, Extern, Update]
+
+_PLAIN = (type(None), bool, int, float, complex, str, type(...))
+_TORCH_KINDS = {
+    torch.dtype: "dtype",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+    torch.device: "device",
+}
+
+
+def emit_host(
+    program: Program,
+    plan: FusionPlan,
+    scheduled: dict[Group, ScheduledGroup],
+    kernel_numbers: dict[Kernel, int],
+) -> HostProgram:
+    """The instructions that run the plan, in its order."""
+    events = list(_events(plan, scheduled))
+    uses = _find_uses(program, plan, events)
+    emitter = _Emitter(plan, uses, kernel_numbers)
+    emitter.inputs(program)
+    for position, event in enumerate(events):
+        emitter.event(event)
+        emitter.release(position)
+    outputs = tuple(emitter.tree(o) for o in program.outputs)
+    emitter.write_back()
+    instructions = (*emitter.binds(program), *emitter.instructions)
+    return HostProgram(emitter.input_names, instructions, outputs, emitter.live)
+
+
+def size_text(poly: Poly, names: dict[Symbol, str]) -> str:
+    """The poly as a Python expression over the names of its symbols."""
+    parts: list[str] = []
+    for monomial, coefficient in poly.terms:
+        factors = [_atom_text(atom, names) for atom in monomial]
+        if abs(coefficient) != 1 or not factors:
+            factors.append(str(abs(coefficient)))
+        sign = "-" if coefficient < 0 else "+" if parts else ""
+        parts.append(sign + "*".join(factors))
+    return "".join(parts) or "0"
+
+
+def _atom_text(atom: object, names: dict[Symbol, str]) -> str:
+    match atom:
+        case Symbol():
+            return names[atom]
+        case Quotient():
+            return f"(({size_text(atom.numerator, names)})//({size_text(atom.denominator, names)}))"
+        case Remainder():
+            return f"(({size_text(atom.numerator, names)})%({size_text(atom.denominator, names)}))"
+    raise VerifyError(f"{atom} is no size the host can compute")
+
+
+def _events(plan: FusionPlan, scheduled: dict[Group, ScheduledGroup]) -> Iterator[Event]:
+    for step in plan.steps:
+        if isinstance(step, Extern):
+            yield step
+        else:
+            yield from scheduled[step].kernels
+    yield from plan.copies
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Facts about storages: when each dies, which kernels rely on a layout, which leave our hands."""
+
+    storage: dict[Buffer, Buffer]  # a buffer that overwrites an input lives in that input
+    last: dict[Thing, int] = field(default_factory=dict)
+    laid_out: set[Thing] = field(default_factory=set)  # read by address or through a view
+    escaping: set[Thing] = field(default_factory=set)  # seen by operators or the caller
+    written: set[Thing] = field(default_factory=set)  # by kernels
+    dying: dict[int, list[Thing]] = field(default_factory=dict)
+
+    def of(self, buffer: Buffer) -> Buffer:
+        return self.storage.get(buffer, buffer)
+
+
+def _find_uses(program: Program, plan: FusionPlan, events: list[Event]) -> _Uses:
+    uses = _Uses(plan.in_place)
+    for thing in program.inputs:
+        if not isinstance(thing, Symbol):
+            uses.last[thing] = -1
+    for position, event in enumerate(events):
+        for thing in _touched(event, uses):
+            uses.last[thing] = position
+    for tree in program.outputs:
+        for thing in _in_tree(tree, uses):
+            uses.escaping.add(thing)
+            uses.last[thing] = len(events)
+    for thing, position in uses.last.items():
+        uses.dying.setdefault(position, []).append(thing)
+    return uses
+
+
+def _touched(event: Event, uses: _Uses) -> Iterator[Thing]:
+    match event:
+        case Kernel():
+            uses.written.update(uses.of(b) for b in event.writes)
+            for buffer in event.parameters:
+                uses.laid_out.add(uses.of(buffer))
+                yield uses.of(buffer)
+        case Extern():
+            for thing in (event.result, *_in_tree((event.args, event.kwargs), uses)):
+                uses.escaping.add(thing)
+                yield thing
+        case _:
+            for buffer in event:
+                yield uses.of(buffer)
+
+
+def _in_tree(tree: Any, uses: _Uses) -> Iterator[Thing]:
+    match tree:
+        case View():
+            if not tree.is_whole:
+                uses.laid_out.add(uses.of(tree.buffer))
+            yield uses.of(tree.buffer)
+        case Buffer():
+            yield uses.of(tree)
+        case HostValue():
+            yield tree
+        case list() | tuple():
+            for item in tree:
+                yield from _in_tree(item, uses)
+        case dict():
+            yield from _in_tree((*tree, *tree.values()), uses)
+        case slice():
+            yield from _in_tree((tree.start, tree.stop, tree.step), uses)
+
+
+class _Emitter:
+    """Instructions so far, and the host names of what is alive."""
+
+    def __init__(self, plan: FusionPlan, uses: _Uses, kernel_numbers: dict[Kernel, int]) -> None:
+        self.instructions: list[Instruction] = []
+        self.input_names: tuple[str, ...] = ()
+        self.live: dict[str, Any] = {}
+        self._plan, self._uses, self._kernel_numbers = plan, uses, kernel_numbers
+        self._names: dict[Thing, str] = {}
+        self._sizes: dict[Symbol, str] = {}
+        self._used_sizes: set[Symbol] = set()
+        self._inputs: set[Thing] = set()
+        self._spare: list[Buffer] = []  # dead, its storage still held under its name
+        self._originals: dict[Thing, str] = {}  # written inputs, and the name that keeps the caller's tensor
+        self._buffers = self._hosts = 0
+
+    # names
+
+    def inputs(self, program: Program) -> None:
+        """Name the inputs and check the layout of those that kernels address."""
+        names: list[str] = []
+        for thing in program.inputs:
+            match thing:
+                case Buffer():
+                    names.append(f"a{len(names)}")
+                    self._names[thing] = names[-1]
+                    self._inputs.add(thing)
+                case Symbol() if thing not in self._sizes:
+                    names.append(f"s{len(self._sizes)}")
+                    self._sizes[thing] = names[-1]
+                case _:
+                    names.append(f"x{self._hosts}")
+                    self._hosts += 1
+                    if isinstance(thing, HostValue):
+                        self._names[thing] = names[-1]
+                        self._inputs.add(thing)
+        self.input_names = tuple(names)
+        for symbol in program.symbol_sources:
+            self._sizes.setdefault(symbol, f"s{len(self._sizes)}")
+        for thing in program.inputs:
+            if isinstance(thing, Buffer) and thing in self._uses.laid_out:
+                self._check_input(thing)
+        self.release(-1)
+
+    def binds(self, program: Program) -> Iterator[Bind]:
+        """Where each size that was used comes from, unless it is an input itself."""
+        for symbol, (source, dim) in program.symbol_sources.items():
+            if symbol in self._used_sizes and self._sizes[symbol] not in self.input_names:
+                yield Bind(self._sizes[symbol], self._names_of_input(source), dim)
+
+    def _names_of_input(self, source: Buffer) -> str:
+        if source not in self._inputs:
+            raise VerifyError(f"a size is taken from {source.name}, which is no input")
+        return self._names[source]
+
+    def _name(self, thing: Thing) -> str:
+        if isinstance(thing, Buffer):
+            thing = self._uses.of(thing)
+        if thing in self._names:
+            return self._names[thing]
+        if isinstance(thing, Buffer) and product(thing.shape) is Poly.ZERO:
+            self._allocate([thing])  # nothing to compute, so no kernel made it
+            return self._names[thing]
+        raise VerifyError(f"{thing.name} is read before anything writes it")
+
+    def _size(self, poly: Poly | Symbol) -> str:
+        poly = Poly.of(poly)
+        for symbol in poly.symbols():
+            if symbol not in self._sizes:
+                raise VerifyError(f"no input gives the size {symbol}")
+            self._used_sizes.add(symbol)
+        return size_text(poly, self._sizes)
+
+    def _shape(self, sizes: Iterable[Poly]) -> tuple[str, ...]:
+        return tuple(self._size(s) for s in sizes)
+
+    # instructions
+
+    def event(self, event: Event) -> None:
+        """One launch, call or copy with the allocations before it."""
+        match event:
+            case Kernel():
+                self._allocate([b for b in event.parameters if self._uses.of(b) not in self._names])
+                buffers = tuple(self._name(b) for b in event.parameters)
+                number = self._kernel_numbers[event]
+                self.instructions.append(Launch(number, buffers, tuple(self._size(s) for s in event.symbols)))
+            case Extern():
+                self._drop_spare()  # the operator may allocate
+                self._call(event)
+            case _:
+                target, source = event
+                self.instructions.append(Copy(self._name(target), self._name(source)))
+
+    def release(self, position: int) -> None:
+        """Let go of what was used here for the last time."""
+        names: list[str] = []
+        for thing in self._uses.dying.get(position, ()):
+            if self._can_donate(thing) and isinstance(thing, Buffer):
+                self._spare.append(thing)
+            elif thing not in self._originals:
+                names.append(self._names[thing])
+        self._free(names)
+
+    def write_back(self) -> None:
+        """Inputs that had to be replaced by a copy receive what was written to it."""
+        self.instructions.extend(WriteBack(original, self._names[b]) for b, original in self._originals.items())
+
+    def _check_input(self, buffer: Buffer) -> None:
+        if all(size is Poly.ONE for size in buffer.shape):
+            return
+        original = None
+        if buffer in self._uses.written:
+            original = self._originals[buffer] = f"w{len(self._originals)}"
+        shape, strides = self._shape(buffer.shape), self._shape(buffer.strides)
+        self.instructions.append(Check(self._names[buffer], shape, strides, None, original))
+
+    def _allocate(self, buffers: list[Buffer]) -> None:
+        wanted = [b for b in buffers if not self._take_spare(b)]
+        if wanted:
+            self._drop_spare()
+        for buffer in wanted:
+            name = self._names[buffer] = f"b{self._buffers}"
+            self._buffers += 1
+            shape, strides = self._shape(buffer.shape), self._shape(buffer.strides)
+            self.instructions.append(Allocate(name, shape, strides, buffer.dtype.value, buffer.device))
+
+    def _take_spare(self, buffer: Buffer) -> bool:
+        """Put the buffer where a dead one of its size was, if there is one."""
+        for spare in self._spare:
+            if _same_layout(buffer, spare) or (buffer not in self._uses.escaping and _same_bytes(buffer, spare)):
+                self._spare.remove(spare)
+                self._names[buffer] = self._names[spare]
+                return True
+        return False
+
+    def _can_donate(self, thing: Thing) -> bool:
+        return thing not in self._inputs and thing not in self._uses.escaping
+
+    def _drop_spare(self) -> None:
+        self._free([self._names[b] for b in self._spare])
+        self._spare.clear()
+
+    def _free(self, names: list[str]) -> None:
+        if names:
+            self.instructions.append(Free(tuple(names)))
+
+    def _call(self, extern: Extern) -> None:
+        name = callable_name(extern.target)
+        target = self._keep_alive(extern.target) if name is None else name
+        args = tuple(self.tree(a) for a in extern.args)
+        kwargs = {k: self.tree(v) for k, v in extern.kwargs.items()}
+        result = extern.result
+        if isinstance(result, Buffer):
+            self._names[result] = f"b{self._buffers}"
+            self._buffers += 1
+        else:
+            self._names[result] = f"x{self._hosts}"
+            self._hosts += 1
+        self.instructions.append(Call(self._names[result], target, args, kwargs))
+        if isinstance(result, Buffer) and result in self._uses.laid_out:
+            shape, strides = self._shape(result.shape), self._shape(result.strides)
+            self.instructions.append(Check(self._names[result], shape, strides, result.dtype.value))
+
+    # trees
+
+    def tree(self, tree: Any) -> Tree:
+        """An argument or output tree with names instead of buffers."""
+        if type(tree) in _PLAIN:
+            return tree
+        match tree:
+            case View():
+                return self._view(tree)
+            case Buffer() | HostValue():
+                return Ref(self._name(tree))
+            case Poly() | Symbol():
+                constant = Poly.of(tree).constant
+                return SizeOf(self._size(tree)) if constant is None else constant
+            case list():
+                return [self.tree(x) for x in tree]
+            case tuple() if type(tree) in (tuple, torch.Size):
+                return tuple(self.tree(x) for x in tree)
+            case dict():
+                return {self.tree(k): self.tree(v) for k, v in tree.items()}
+            case slice():
+                return slice(self.tree(tree.start), self.tree(tree.stop), self.tree(tree.step))
+        kind = _TORCH_KINDS.get(type(tree))
+        if kind is not None:
+            return TorchValue(kind, str(tree).removeprefix("torch."))
+        return self._keep_alive(tree)
+
+    def _view(self, view: View) -> Ref:
+        name = self._name(view.buffer)
+        if view.is_whole:
+            return Ref(name)
+        return Ref(name, self._shape(view.shape), self._shape(view.strides), self._size(view.offset))
+
+    def _keep_alive(self, value: Any) -> Live:
+        for name, known in self.live.items():
+            if known is value:
+                return Live(name)
+        name = f"l{len(self.live)}"
+        self.live[name] = value
+        return Live(name)
+
+
+def _same_layout(a: Buffer, b: Buffer) -> bool:
+    return (a.shape, a.strides, a.dtype, a.device) == (b.shape, b.strides, b.dtype, b.device)
+
+
+def _same_bytes(a: Buffer, b: Buffer) -> bool:
+    # Only dense buffers: there the number of elements is the extent of the storage, at any size.
+    if a.device != b.device or not (_is_dense(a) and _is_dense(b)):
+        return False
+    return product(a.shape) * a.dtype.bytes is product(b.shape) * b.dtype.bytes
+
+
+def _is_dense(buffer: Buffer) -> bool:
+    last = sum(((size - 1) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True)), Poly.ZERO)
+    return last + 1 is product(buffer.shape)

@@ -1,0 +1,69 @@
+"""Names of what a host program may call, both ways.
+
+An operator overload is named as torch names it ("aten.mm.default", also of custom namespaces); plain
+functions only if they are in the list below. Everything else has no name: it is called as a live object
+and its graph is not cached.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+_ALLOWED: tuple[tuple[Any, str], ...] = (
+    (operator, "getitem add sub mul truediv floordiv mod pow neg pos abs"),
+    (operator, "and_ or_ xor not_ invert lshift rshift eq ne lt le gt ge"),
+    (math, "ceil floor trunc sqrt cos cosh sin sinh tan tanh acos asin atan log exp pow"),
+    (builtins, "int float bool round max min abs sum"),
+    (torch, "sym_int sym_float sym_max sym_min sym_not sym_ite sym_sum sym_sqrt"),
+)
+
+
+@lru_cache(maxsize=1)
+def _functions() -> dict[str, Callable[..., Any]]:
+    return {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module, names in _ALLOWED
+        for name in names.split()
+        if hasattr(module, name)
+    }
+
+
+@lru_cache(maxsize=1)
+def _names() -> dict[Callable[..., Any], str]:
+    return {function: name for name, function in reversed(_functions().items())}
+
+
+def callable_name(target: Callable[..., Any]) -> str | None:
+    """The name `resolve_callable` finds it by; None where there is none."""
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        return f"{namespace}.{name}.{target._overloadname}"
+    try:
+        return _names().get(target)
+    except TypeError:  # unhashable
+        return None
+
+
+def resolve_callable(name: str) -> Callable[..., Any]:
+    """The callable of that name; LookupError where there is none (any more)."""
+    function = _functions().get(name)
+    if function is not None:
+        return function
+    parts = name.split(".")
+    if len(parts) != 3:
+        raise LookupError(f"no operator is called {name!r}")
+    namespace, operation, overload = parts
+    try:
+        found: Any = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
+    except AttributeError:
+        found = None
+    if not isinstance(found, torch._ops.OpOverload):
+        raise LookupError(f"no operator is called {name!r}")
+    return found

@@ -1,0 +1,27 @@
+"""The private torch functions the runtime calls because the public ones cost 1 us more per call.
+
+Each has a public equivalent, used where a torch release lacks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def _empty_cpu(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+
+
+def _view(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+
+
+_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+
+# empty_cpu(shape, strides, dtype): 0.65 us against 1.5 us of torch.empty_strided.
+empty_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", _empty_cpu)
+# view(tensor, shape, strides, offset from the tensor's own): 0.8 us against 1.9 us of as_strided.
+view: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", _view)
