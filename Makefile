@@ -1,0 +1,56 @@
+# onepass: `make demo` and `make test` work in a new clone; everything is installed in .venv.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+WORKERS ?= 2
+N ?= 5000
+SEED ?= 0
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+SOURCES := src tests tools
+
+.PHONY: help demo test check golden fuzz opdb bench clean
+
+help:
+	@echo "make demo     several real workloads: checked, explained, timed"
+	@echo "make test     the whole test suite (WORKERS=$(WORKERS))"
+	@echo "make check    formatting, lint, types, line budgets"
+	@echo "make golden   regenerate the golden files"
+	@echo "make fuzz     N=5000 random programs from SEED=0 (resumes where it stopped)"
+	@echo "make opdb     every sample of torch's operator database (resumes where it stopped)"
+	@echo "make bench    CPU speed beside eager and Inductor"
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "setuptools>=68" wheel
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/onepass demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+
+check: $(STAMP)
+	$(BIN)/ruff format --check $(wildcard $(SOURCES) benchmarks)
+	$(BIN)/ruff check $(wildcard $(SOURCES) benchmarks)
+	$(BIN)/mypy
+	$(BIN)/python tools/budget.py
+
+golden: $(STAMP)
+	$(BIN)/python -m pytest -q --update-golden tests/golden
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --n $(N) --seed $(SEED) --workers $(WORKERS)
+
+opdb: $(STAMP)
+	$(BIN)/python -m tests.opdb --workers $(WORKERS)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.cpu
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache

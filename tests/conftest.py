@@ -1,0 +1,64 @@
+"""What every test sees: a private kernel cache, internal errors raised, compile caches reset between tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+_CACHE = "ONEPASS_CACHE_DIR"
+_made: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The controller of a parallel run sets these before workers start, so all share one cache.
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="onepass-tests-")
+        _made.append(folder)
+        os.environ[_CACHE] = folder
+    os.environ.setdefault("ONEPASS_STRICT", "1")
+    # Two test processes on two cores: threads that spin while waiting would starve each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    for folder in _made:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Nothing compiled by one test is seen by the next, and random numbers start from one place."""
+    import torch
+
+    torch.manual_seed(0)
+    yield
+    dynamo = getattr(torch, "_dynamo", None)
+    if dynamo is not None:
+        dynamo.reset()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: compare with the file beside the test, or write it under --update-golden."""
+    folder = Path(request.path).parent
+    update = bool(request.config.getoption("--update-golden"))
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            return
+        assert path.exists(), f"{path} is missing; run `make golden` and read it before committing"
+        assert text == path.read_text(), f"{path} differs; if the change is meant, run `make golden`"
+
+    return compare
