@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import torch
 
@@ -38,9 +38,9 @@ from ..ir.source import (
     WriteBack,
 )
 
-Thing: TypeAlias = Union[Buffer, HostValue]
+Thing: TypeAlias = Buffer | HostValue
 Update: TypeAlias = tuple[Buffer, Buffer]  # (input, source)
-Event: TypeAlias = Union[Kernel, Extern, Update]
+Event: TypeAlias = Kernel | Extern | Update
 
 _PLAIN = (type(None), bool, int, float, complex, str, type(...))
 _TORCH_KINDS = {

@@ -66,4 +66,5 @@ def resolve_callable(name: str) -> Callable[..., Any]:
         found = None
     if not isinstance(found, torch._ops.OpOverload):
         raise LookupError(f"no operator is called {name!r}")
-    return found
+    overloaded: Callable[..., Any] = found
+    return overloaded

@@ -83,9 +83,7 @@ def _decode_instruction(data: list[Any]) -> Instruction:
     name, *values = data
     if name == "Call":
         result, target, args, kwargs = values
-        return Call(
-            result, target, tuple(decode_tree(a) for a in args), {k: decode_tree(v) for k, v in kwargs.items()}
-        )
+        return Call(result, target, tuple(decode_tree(a) for a in args), {k: decode_tree(v) for k, v in kwargs.items()})
     instruction: Instruction = _INSTRUCTIONS[name](*(tuple(v) if isinstance(v, list) else v for v in values))
     return instruction
 

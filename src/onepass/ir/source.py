@@ -9,7 +9,7 @@ text of the user's ever reaches executed code. JSON both ways: `ir/host_json.py`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Free:
     names: tuple[str, ...]
 
 
-Instruction: TypeAlias = Union[Bind, Check, WriteBack, Allocate, Launch, Call, Copy, Free]
+Instruction: TypeAlias = Bind | Check | WriteBack | Allocate | Launch | Call | Copy | Free
 
 
 @dataclass(frozen=True, slots=True)

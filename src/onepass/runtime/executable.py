@@ -142,6 +142,8 @@ class _Writer:
             self._line(f"{name} = empty_strided({shape}, {strides}, dtype={dtype}, device={device})")
 
     def _launch(self, launch: Launch) -> None:
+        if launch.kernel not in range(len(self._kernels)):
+            raise MalformedProgram(f"there is no kernel {launch.kernel!r}")
         kernel = self._kernels[launch.kernel]
         if (len(launch.buffers), len(launch.symbols)) != (kernel.pointers, kernel.symbols):
             raise MalformedProgram(f"kernel {launch.kernel} takes other arguments")
@@ -248,7 +250,8 @@ class _Writer:
     def _ref(self, ref: Ref) -> str:
         if ref.shape is None or ref.strides is None:
             return _name(ref.name)
-        return f"view({_name(ref.name)}, {self._shape(ref.shape)}, {self._shape(ref.strides)}, {self._size(ref.offset)})"
+        shape, strides = self._shape(ref.shape), self._shape(ref.strides)
+        return f"view({_name(ref.name)}, {shape}, {strides}, {self._size(ref.offset)})"
 
 
 def _name(name: str) -> str:

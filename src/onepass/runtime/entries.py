@@ -1,0 +1,62 @@
+"""A compiled graph as one cache entry: host program, kernel sources, explanation.
+
+The kernels' machine code is stored apart, by its own key, so that graphs share it; a lost or damaged one
+is built again from the source kept here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.host_json import MalformedProgram, host_from_json, host_to_json, kernel_from_json, kernel_to_json
+from ..ir.record import CompileRecord
+from ..ir.source import HostProgram, KernelSource
+from .cache import Cache
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEntry:
+    """What a hit gives back. `nodes` are the FX nodes' names then, to attach today's names and lines."""
+
+    host: HostProgram
+    kernels: tuple[KernelSource, ...]
+    record: CompileRecord
+    nodes: tuple[str, ...] = ()
+
+
+def save_graph(cache: Cache, key: str, entry: GraphEntry) -> bool:
+    """Store the entry; False where the graph has no written form or the cache cannot be written."""
+    if not entry.host.cacheable:
+        return False
+    try:
+        data = {
+            "host": host_to_json(entry.host),
+            "kernels": [kernel_to_json(k) for k in entry.kernels],
+            "record": entry.record.to_json(),
+            "nodes": list(entry.nodes),
+        }
+    except ValueError:  # an argument without a JSON form
+        return False
+    return cache.write_graph(key, data)
+
+
+def load_graph(cache: Cache, key: str) -> GraphEntry | None:
+    """The entry stored under the key. One that cannot be understood is removed."""
+    data = cache.read_graph(key)
+    if data is None:
+        return None
+    try:
+        return _decode(data)
+    except (MalformedProgram, KeyError, TypeError, AttributeError):
+        cache.discard_graph(key)
+        return None
+
+
+def _decode(data: Any) -> GraphEntry:
+    return GraphEntry(
+        host_from_json(data["host"]),
+        tuple(kernel_from_json(k) for k in data["kernels"]),
+        CompileRecord.from_json(data["record"]),
+        tuple(data["nodes"]),
+    )

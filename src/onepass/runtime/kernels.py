@@ -1,0 +1,170 @@
+"""Kernel sources to callable functions: from memory, from the cache, else built in parallel.
+
+A kernel is known by its source's key and the toolchain's fingerprint. Identical ones are built and loaded
+once per process, whatever graph or thread asks; the compiler is not started when all are found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import KernelBuildError
+from ..ir.source import KernelSource
+from .cache import Cache
+from .scratch import scratch_folder
+from .toolchain import Toolchain
+
+Progress = Callable[[int, int, str], None]  # (built so far, to build, name of the last one)
+Function = Callable[..., int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A function in memory: `function(*addresses, *sizes, threads)`, which releases the GIL."""
+
+    name: str
+    function: Function
+    pointers: int
+    symbols: int
+    raises: bool
+
+
+_lock = threading.Lock()
+_functions: dict[str, Future[Function]] = {}  # by artifact key; pending while someone builds it
+
+
+def build_kernels(
+    sources: Sequence[KernelSource],
+    toolchain: Toolchain,
+    cache: Cache | None = None,
+    progress: Progress | None = None,
+) -> list[LoadedKernel]:
+    """The kernels in order. Raises `KernelBuildError` for one the compiler rejects."""
+    fingerprint = toolchain.fingerprint()
+    keys = [artifact_key(s, fingerprint) for s in sources]
+    futures, mine = _claim(keys, sources)
+    missing: dict[str, KernelSource] = {}
+    try:
+        for key, source in mine.items():
+            function = _load_cached(key, source, cache)
+            if function is None:
+                missing[key] = source
+            else:
+                futures[key].set_result(function)
+        if missing:
+            _build_all(missing, futures, toolchain, cache, progress)
+    finally:
+        _abandon([k for k in mine if not futures[k].done()], futures)
+    return [
+        LoadedKernel(s.name, futures[k].result(), s.pointers, s.symbols, s.raises)
+        for k, s in zip(keys, sources, strict=True)
+    ]
+
+
+def artifact_key(source: KernelSource, fingerprint: str) -> str:
+    """Names the built file: the same key gives the same machine code."""
+    signature = (source.key, source.entry, str(source.pointers), str(source.symbols), str(source.raises), fingerprint)
+    return hashlib.sha256("\0".join(signature).encode()).hexdigest()
+
+
+def _claim(
+    keys: Sequence[str], sources: Sequence[KernelSource]
+) -> tuple[dict[str, Future[Function]], dict[str, KernelSource]]:
+    """The future of every key, and those keys nobody was working on: they are ours now."""
+    futures: dict[str, Future[Function]] = {}
+    mine: dict[str, KernelSource] = {}
+    with _lock:
+        for key, source in zip(keys, sources, strict=True):
+            if key not in _functions:
+                _functions[key] = Future()
+                mine[key] = source
+            futures[key] = _functions[key]
+    return futures, mine
+
+
+def _abandon(keys: Sequence[str], futures: dict[str, Future[Function]]) -> None:
+    """Give up claims that an error left open, so that others neither wait for them nor inherit them."""
+    for key in keys:
+        _fail(key, futures[key], RuntimeError("the build was interrupted"))
+
+
+def _fail(key: str, future: Future[Function], error: BaseException) -> None:
+    with _lock:
+        if _functions.get(key) is future:
+            del _functions[key]
+    future.set_exception(error)
+
+
+def _build_all(
+    missing: dict[str, KernelSource],
+    futures: dict[str, Future[Function]],
+    toolchain: Toolchain,
+    cache: Cache | None,
+    progress: Progress | None,
+) -> None:
+    with ThreadPoolExecutor(min(len(missing), _processors()), "onepass-build") as pool:
+        running = {pool.submit(_build, k, s, toolchain, cache): (k, s) for k, s in missing.items()}
+        for done, work in enumerate(as_completed(running), 1):
+            key, source = running[work]
+            error = work.exception()
+            if error is None:
+                futures[key].set_result(work.result())
+            else:
+                _fail(key, futures[key], error)
+            if progress is not None:
+                progress(done, len(missing), source.name)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _build(key: str, source: KernelSource, toolchain: Toolchain, cache: Cache | None) -> Function:
+    built = scratch_folder() / f"{key}.so"
+    toolchain.compile_c(source.text, built)
+    stored = cache.add_kernel(key, built) if cache is not None else None
+    try:
+        function = _load(stored or built, source)
+    except (OSError, AttributeError) as error:
+        raise KernelBuildError("loading the result", str(error), str(built)) from error
+    if stored is not None:
+        built.unlink(missing_ok=True)
+    return function
+
+
+def _load_cached(key: str, source: KernelSource, cache: Cache | None) -> Function | None:
+    path = cache.kernel(key) if cache is not None else None
+    if cache is None or path is None:
+        return None
+    try:
+        return _load(path, source)
+    except (OSError, AttributeError):
+        cache.discard_kernel(key)
+        return None
+
+
+def _load(path: Path, source: KernelSource) -> Function:
+    function: Any = getattr(ctypes.CDLL(str(path)), source.entry)
+    function.argtypes = [ctypes.c_void_p] * source.pointers + [ctypes.c_int64] * (source.symbols + 1)
+    function.restype = ctypes.c_int if source.raises else None
+    loaded: Function = function
+    return loaded
+
+
+def _after_fork() -> None:
+    # The threads that were building do not exist in the child: what they promised is void.
+    global _lock
+    _lock = threading.Lock()
+    for key in [k for k, f in _functions.items() if not f.done()]:
+        del _functions[key]
+
+
+os.register_at_fork(after_in_child=_after_fork)
