@@ -151,6 +151,14 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Bind:
+    """axis = value: a name for a position whose range is known to be [0, axis.extent)."""
+
+    axis: Axis
+    value: Poly
+
+
+@dataclass(frozen=True, slots=True)
 class When:
     """Run the body where the condition holds."""
 
@@ -159,7 +167,7 @@ class When:
 
 
 Statement: TypeAlias = Union[
-    Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Start, Accumulate, Finish, Rescale, Loop, When
+    Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Start, Accumulate, Finish, Rescale, Loop, Bind, When
 ]
 
 

@@ -34,6 +34,7 @@ MONOIDS: dict[str, Monoid] = {
         Monoid("argmax", 2, 2, 3.0),
         Monoid("argmin", 2, 2, 3.0),
         Monoid("welford", 1, 3, 6.0),
+        Monoid("welford_merge", 3, 3, 8.0),  # elements are states already: finishing a split
     )
 }
 
@@ -65,7 +66,7 @@ def identity(monoid: str, dtype: DType) -> float | int | bool:
             return lowest(dtype)
         case "min" | "argmin":
             return highest(dtype)
-        case "welford":
+        case "welford" | "welford_merge":
             return 0.0
     raise AssertionError(monoid)
 

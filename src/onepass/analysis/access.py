@@ -1,0 +1,73 @@
+"""What an expression touches: flat offsets, sizes, bytes, operation counts.
+
+Sizes with symbols are priced at a nominal value: profit may guess, legality never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
+from ..ir.monoids import MONOIDS
+from ..ir.ops import OPS
+from ..ir.poly import Axis, Poly, product
+from ..ir.program import Buffer
+
+NOMINAL_SIZE = 512
+RANDOM_COST = 14.0
+
+
+@lru_cache(maxsize=16384)
+def estimate(poly: Poly) -> int:
+    """The number a size has, or would have at nominal symbols."""
+    constant = poly.constant
+    if constant is not None:
+        return constant
+    return max(0, poly.evaluate({s: max(NOMINAL_SIZE, s.lower) for s in poly.symbols()}))
+
+
+def numel(shape: Iterable[Poly | Axis]) -> int:
+    return estimate(product(a.extent if isinstance(a, Axis) else a for a in shape))
+
+
+def storage_bytes(buffer: Buffer) -> int:
+    """Bytes one full pass over a buffer moves; broadcast (stride 0) dimensions count once."""
+    sizes = [s for s, stride in zip(buffer.shape, buffer.strides, strict=True) if stride.terms]
+    return numel(sizes) * buffer.dtype.bytes
+
+
+def flat_offset(buffer: Buffer, index: tuple[Poly, ...]) -> Poly:
+    """The element offset of an index."""
+    total = Poly.ZERO
+    for position, stride in zip(index, buffer.strides, strict=True):
+        total = total + position * stride
+    return total
+
+
+def load_bytes(load: Load, extra: frozenset[Axis] = frozenset()) -> int:
+    """Bytes of distinct elements one load touches over the whole of its axes."""
+    count = numel(sorted(load.axes, key=lambda a: a.name))
+    return min(count * load.buffer.dtype.bytes, max(storage_bytes(load.buffer), load.buffer.dtype.bytes))
+
+
+def operation_cost(values: Iterable[Expr]) -> float:
+    """Scalar work over all points: each node's cost times the points it is evaluated at."""
+    total = 0.0
+    for e in postorder(list(values)):
+        match e:
+            case Pointwise():
+                total += OPS[e.op].cost * _points(e.axes)
+            case Reduce():
+                total += MONOIDS[e.monoid].cost * _points(e.axes | frozenset(e.over))
+            case Random():
+                total += RANDOM_COST * _points(e.axes)
+    return total
+
+
+@lru_cache(maxsize=16384)
+def _points(axes: frozenset[Axis]) -> int:
+    total = 1
+    for a in axes:
+        total *= estimate(a.extent)
+    return total

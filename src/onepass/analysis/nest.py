@@ -1,0 +1,416 @@
+"""The nest of a group: its axes unified into classes, and which of them every program owns.
+
+In: stores with inlined values. Out: a `Nest` (classes, outer axes, split) or a `Refusal` with the
+reason. The planner asks it for legality, the schedule builds loops from it; neither repeats it.
+Words: a class is one loop axis shared by all stores and reductions aligned with it; outer axes are
+those every store and every reduction has; an inner class is swept inside a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rewrite
+from ..ir.plan import Store
+from ..ir.poly import Axis, Poly, in_range, nonnegative
+from ..ir.program import Buffer
+from ..ir.target import Target
+from .access import estimate, flat_offset, numel
+from .inline import reductions
+from .refine import refine
+
+SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a group cannot be one kernel."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NestStore:
+    """A store in class axes. `region` bounds the classes it does not cover whole: axis -> [low, high)."""
+
+    buffer: Buffer
+    index: tuple[Poly, ...]
+    value: Expr
+    domain: frozenset[Axis]
+    region: tuple[tuple[Axis, Poly, Poly], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A group ready to be scheduled. `classes` are ordered outermost first (by the largest store)."""
+
+    stores: tuple[NestStore, ...]
+    classes: tuple[Axis, ...]
+    bound: dict[Axis, Axis] = field(default_factory=dict)  # reduction axis -> its class
+    outer: tuple[Axis, ...] = ()
+    split: Axis | None = None  # a reduced class that programs share out, partials finished by a second kernel
+
+    def domain_of(self, reduce: Reduce) -> frozenset[Axis]:
+        """The classes a reduction iterates: free and bound."""
+        return reduce.axes | {self.bound[a] for a in reduce.over}
+
+
+def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
+    """Unify axes, find the outer ones, decide on a split."""
+    nest = unify(list(stores))
+    outer = outer_axes(nest)
+    nest = Nest(nest.stores, nest.classes, nest.bound, outer)
+    reduces = reductions(s.value for s in nest.stores)
+    if not reduces:
+        return nest
+    if (crossing := _crossing(nest, reduces)) is not None:
+        return Refusal(crossing)
+    work = max(numel(nest.domain_of(r)) for r in reduces)
+    work = max([work, *(numel(s.domain) for s in nest.stores)])
+    programs = numel(outer)
+    if work <= SERIAL_ELEMENTS or programs >= 2 * target.processors:
+        return nest
+    return _split(nest, reduces, work)
+
+
+def outer_axes(nest: Nest) -> tuple[Axis, ...]:
+    reduces = reductions(s.value for s in nest.stores)
+    swept = {c for r in reduces for c in (nest.bound[a] for a in r.over)}
+    shared = frozenset(nest.classes) - swept
+    for s in nest.stores:
+        shared &= s.domain
+    for r in reduces:
+        shared &= r.axes
+    return tuple(c for c in nest.classes if c in shared)
+
+
+def _crossing(nest: Nest, reduces: list[Reduce]) -> str | None:
+    """Reductions must nest: inside one store or reduction, the axes they depend on form a chain."""
+    outer = frozenset(nest.outer)
+    bodies: list[Iterable[Expr]] = [[s.value] for s in nest.stores]
+    bodies += [r.inputs for r in reduces]
+    for body in bodies:
+        chain = sorted({r.axes - outer for r in direct_reductions(body)}, key=len)
+        for small, large in zip(chain, chain[1:], strict=False):
+            if not small <= large:
+                names = " and ".join(str(sorted(map(repr, s))) for s in (small, large))
+                return f"reductions over crossing axes {names} have no common program"
+        if chain and chain[0] != chain[-1] and chain[0] == frozenset() and len(chain) > 2:
+            return "three nested reduction scopes"
+    for s in nest.stores:
+        for r in direct_reductions([s.value]):
+            if not (r.axes - outer) <= s.domain:
+                return "a reduction varies over an axis its reader does not have"
+    return None
+
+
+def direct_reductions(values: Iterable[Expr]) -> list[Reduce]:
+    """Reductions read by the values themselves, not those inside other reductions."""
+    found: dict[Reduce, None] = {}
+    for e in postorder(list(values), into_reductions=False):
+        if isinstance(e, Part) and isinstance(e.source, Reduce):
+            found[e.source] = None
+    return list(found)
+
+
+def _split(nest: Nest, reduces: list[Reduce], work: int) -> Nest | Refusal:
+    """Too few programs: share a reduced class out over programs, if one kernel plus a finish can do it."""
+    programs = numel(nest.outer)
+    too_few = f"{programs} programs for {work} elements"
+    inner = {x for r in reduces for x in reductions(r.inputs)}
+    roots = [r for r in reduces if r not in inner]
+    candidates = [c for c in nest.classes if all(c in {nest.bound[a] for a in r.over} for r in roots)]
+    if not candidates:
+        return Refusal(f"{too_few}, and the reductions share no axis to split")
+    axis = max(candidates, key=lambda c: (estimate(c.extent), -nest.classes.index(c)))
+    for r in inner:
+        if axis not in r.axes:
+            return Refusal(f"{too_few}: a chain of reductions over one axis cannot be split in one pass")
+    finished = set(roots)
+    for s in nest.stores:
+        depends = any(r in finished for r in direct_reductions([s.value]))
+        if depends and axis in s.domain:
+            return Refusal(f"{too_few}: the result of a split reduction is needed again over the split axis")
+        if depends and numel(s.domain) * 16 > work:
+            return Refusal(f"{too_few}: a split reduction cannot also write a large result")
+        if not depends and axis not in s.domain:
+            return Refusal(f"{too_few}: a store beside the split reduction lacks its axis")
+    if estimate(axis.extent) < 2:
+        return Refusal(too_few)
+    return Nest(nest.stores, nest.classes, nest.bound, nest.outer, axis)
+
+
+# --- unifying axes -----------------------------------------------------------------------------
+
+
+class _Classes:
+    """Union-find over axes; two axes of one domain never unify."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Axis, Axis] = {}
+        self.conflicts: dict[Axis, set[Axis]] = {}
+        self.offset: dict[Axis, Poly] = {}  # member = class - offset, for embedded axes
+
+    def add_domain(self, axes: Iterable[Axis]) -> None:
+        axes = list(axes)
+        for a in axes:
+            self.parent.setdefault(a, a)
+            self.conflicts.setdefault(a, set()).update(b for b in axes if b is not a)
+
+    def find(self, a: Axis) -> Axis:
+        while self.parent[a] is not a:
+            a = self.parent[a]
+        return a
+
+    def can_unify(self, a: Axis, b: Axis) -> bool:
+        a, b = self.find(a), self.find(b)
+        if a is b:
+            return False
+        return not any(self.find(c) is b for c in self.conflicts[a])
+
+    def unify(self, a: Axis, b: Axis) -> None:
+        """`b`'s class joins `a`'s."""
+        a, b = self.find(a), self.find(b)
+        self.parent[b] = a
+        self.conflicts[a] |= self.conflicts[b]
+
+
+def unify(stores: list[Store]) -> Nest:
+    """Give every store and reduction class axes, aligned where they touch the same data."""
+    refined = _refined(stores)
+    classes = _Classes()
+    free_of_store = [frozenset(a for a in axes if a.extent.constant != 1) for axes, _, _ in refined]
+    for domain in free_of_store:
+        classes.add_domain(sorted(domain, key=lambda a: a.name))
+    reduces = reductions(v for _, _, v in refined)
+    for r in reduces:
+        classes.add_domain(sorted(r.axes | frozenset(r.over), key=lambda a: a.name))
+    bound = {a for r in reduces for a in r.over}
+    for load_a, load_b in _pairs([v for _, _, v in refined]):
+        _match(classes, load_a, load_b, bound)
+    _match_positions(classes, refined, bound)
+    return _renamed(stores, refined, classes, bound, reduces)
+
+
+def _refined(stores: list[Store]) -> list[tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]]:
+    triples: list[tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]] = []
+    for k, s in enumerate(stores):
+        axes, value = s.axes, s.value
+        if len(stores) > 1:  # the same name in two stores need not mean the same axis
+            axes = tuple(Axis(f"{a.name}@{k}", a.extent) for a in axes)
+            value = rewrite(value, lambda e: None, {a: b.poly() for a, b in zip(s.axes, axes, strict=True)})
+        index = tuple(Poly.ZERO if a.extent.constant == 1 else a.poly() for a in axes)
+        triples.append((axes, index, value))
+    return refine(triples)
+
+
+def _pairs(values: list[Expr]) -> Iterable[tuple[Load, Load]]:
+    """Loads of one buffer, each against the widest ones before it."""
+    by_buffer: dict[Buffer, list[Load]] = {}
+    for e in postorder(values):
+        if isinstance(e, Load) and e.axes:
+            by_buffer.setdefault(e.buffer, []).append(e)
+    ordered = sorted(by_buffer.values(), key=lambda ls: -max(len(x.axes) for x in ls))
+    for loads in ordered:
+        loads.sort(key=lambda x: -len(x.axes))
+        for k, second in enumerate(loads[1:], 1):
+            for first in loads[: min(k, 8)]:
+                yield first, second
+
+
+def _match(classes: _Classes, first: Load, second: Load, bound: set[Axis]) -> None:
+    for p, q in zip(first.index, second.index, strict=True):
+        one, two = _single(p), _single(q)
+        if one is None or two is None or one[1] is not two[1]:
+            continue
+        (a, _, start_a), (b, _, start_b) = one, two
+        if a not in classes.parent or b not in classes.parent or not classes.can_unify(a, b):
+            continue
+        if a.extent is b.extent:
+            classes.unify(a, b)
+        elif one[1] is Poly.ONE and a not in bound and b not in bound:
+            _embed(classes, a, b, start_b - start_a)
+
+
+def _embed(classes: _Classes, a: Axis, b: Axis, shift: Poly) -> None:
+    """b + shift = a: the smaller axis becomes a region of the larger."""
+    if nonnegative(b.extent - a.extent):
+        a, b, shift = b, a, -shift
+    whole = classes.find(a) is a and classes.find(b) is b and a not in classes.offset and b not in classes.offset
+    if whole and nonnegative(shift) and nonnegative(a.extent - b.extent - shift):
+        classes.offset[b] = shift
+        classes.unify(a, b)
+
+
+def _single(poly: Poly) -> tuple[Axis, Poly, Poly] | None:
+    """(axis, coefficient, rest) where the poly is affine in exactly one axis."""
+    axes = poly.axes
+    if len(axes) != 1:
+        return None
+    axis = next(iter(axes))
+    coefficient = poly.coefficient(axis)
+    if coefficient is None or not coefficient.terms:
+        return None
+    return axis, coefficient, poly - coefficient * axis
+
+
+def _match_positions(
+    classes: _Classes, refined: list[tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]], bound: set[Axis]
+) -> None:
+    """Stores of equal shape that share no load are aligned by position."""
+    first = refined[0][0]
+    for axes, _, _ in refined[1:]:
+        if len(axes) != len(first):
+            continue
+        for a, b in zip(first, axes, strict=True):
+            if a.extent is b.extent and a in classes.parent and b in classes.parent and classes.can_unify(a, b):
+                classes.unify(a, b)
+
+
+def _renamed(
+    stores: list[Store],
+    refined: list[tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]],
+    classes: _Classes,
+    bound: set[Axis],
+    reduces: list[Reduce],
+) -> Nest:
+    """Replace member axes by class axes c0, c1, ... ordered by the largest store, then reductions."""
+    order: dict[Axis, Axis] = {}
+
+    def class_of(a: Axis) -> Axis:
+        root = classes.find(a)
+        if root not in order:
+            order[root] = Axis(f"c{len(order)}", root.extent)
+        return order[root]
+
+    by_size = sorted(range(len(refined)), key=lambda k: -numel(refined[k][0]))
+    for k in by_size:
+        for a in refined[k][0]:
+            if a.extent.constant != 1:
+                class_of(a)
+    for r in reduces:
+        for a in r.over:
+            class_of(a)
+    mapping: dict[Axis, Poly] = {}
+    for a in classes.parent:
+        if a not in bound:
+            mapping[a] = class_of(a) - classes.offset.get(a, Poly.ZERO)
+    nest_stores = []
+    for s, (axes, index, value) in zip(stores, refined, strict=True):
+        live = [a for a in axes if a.extent.constant != 1]
+        region = tuple(
+            (class_of(a), classes.offset[a], classes.offset[a] + a.extent) for a in live if a in classes.offset
+        )
+        nest_stores.append(
+            NestStore(
+                s.buffer,
+                tuple(p.substitute(dict(mapping)) for p in index),
+                rewrite(value, lambda e: None, mapping),
+                frozenset(class_of(a) for a in live),
+                region,
+            )
+        )
+    return Nest(tuple(nest_stores), tuple(order.values()), {a: class_of(a) for a in bound})
+
+
+# --- collapsing --------------------------------------------------------------------------------
+
+
+def collapse(nest: Nest) -> Nest:
+    """Merge neighbouring classes that every access walks as one: (i, j) with i*J + j becomes one axis."""
+    changed = True
+    while changed:
+        changed = False
+        for outer, inner in _neighbours(nest):
+            if _collapsible(nest, outer, inner):
+                nest = _collapsed(nest, outer, inner)
+                changed = True
+                break
+    return nest
+
+
+def _neighbours(nest: Nest) -> list[tuple[Axis, Axis]]:
+    """Pairs worth trying: some access has coefficient(outer) = extent(inner) * coefficient(inner)."""
+    return [(a, b) for a in nest.classes for b in nest.classes if a is not b]
+
+
+def _collapsible(nest: Nest, outer: Axis, inner: Axis) -> bool:
+    if (outer in nest.outer) != (inner in nest.outer) or nest.split in (outer, inner):
+        return False
+    for s in nest.stores:
+        if (outer in s.domain) != (inner in s.domain) or any(a in (outer, inner) for a, _, _ in s.region):
+            return False
+    pairs = _bound_pairs(nest, outer, inner)
+    if pairs is None:
+        return False
+    for offset in _offsets(nest):
+        for a, b in ((outer, inner), *pairs.values()):
+            c_outer, c_inner = offset.coefficient(a), offset.coefficient(b)
+            if c_outer is None or c_inner is None or c_outer is not c_inner * b.extent:
+                return False
+    return True
+
+
+def _bound_pairs(nest: Nest, outer: Axis, inner: Axis) -> dict[Reduce, tuple[Axis, Axis]] | None:
+    """For each reduction over both classes, its own axes of them; None if one has only one."""
+    pairs: dict[Reduce, tuple[Axis, Axis]] = {}
+    for r in reductions(s.value for s in nest.stores):
+        a = next((x for x in r.over if nest.bound[x] is outer), None)
+        b = next((x for x in r.over if nest.bound[x] is inner), None)
+        if (a is None) != (b is None):
+            return None
+        if a is not None and b is not None:
+            pairs[r] = (a, b)
+    return pairs
+
+
+def _offsets(nest: Nest) -> Iterable[Poly]:
+    for s in nest.stores:
+        yield flat_offset(s.buffer, s.index)
+    for e in postorder([s.value for s in nest.stores]):
+        match e:
+            case Load():
+                yield flat_offset(e.buffer, e.index)
+            case Index():
+                yield e.poly
+            case Random():
+                yield e.index
+
+
+def _collapsed(nest: Nest, outer: Axis, inner: Axis) -> Nest:
+    whole = Axis(f"{outer.name}{inner.name}", outer.extent * inner.extent)
+    mapping = {outer: whole // inner.extent, inner: whole % inner.extent}
+    bound = {a: whole if c is outer else c for a, c in nest.bound.items() if c is not inner}
+    renamed: dict[Axis, Axis] = {}
+    for a, b in (_bound_pairs(nest, outer, inner) or {}).values():
+        joint = Axis(f"{a.name}{b.name}", a.extent * b.extent)
+        mapping |= {a: joint // b.extent, b: joint % b.extent}
+        renamed |= {a: joint}
+        bound[joint] = whole
+
+    def rename(axes: Iterable[Axis]) -> list[Axis]:
+        return [whole if a is outer else a for a in axes if a is not inner]
+
+    def rebind(e: Expr) -> Expr | None:
+        if isinstance(e, Reduce) and any(a in renamed for a in e.over):
+            over = tuple(renamed.get(a, a) for a in e.over if a in renamed or a not in mapping)
+            return Reduce(e.monoid, e.inputs, over)
+        return None
+
+    stores = tuple(
+        NestStore(
+            s.buffer,
+            tuple(p.substitute(dict(mapping)) for p in s.index),
+            rewrite(s.value, rebind, mapping),
+            frozenset(rename(s.domain)),
+            s.region,
+        )
+        for s in nest.stores
+    )
+    return Nest(stores, tuple(rename(nest.classes)), bound, tuple(rename(nest.outer)), nest.split)
+
+
+def provable(buffer: Buffer, index: tuple[Poly, ...]) -> bool:
+    """Every position is inside the buffer for all values of the axes."""
+    return all(in_range(p, size) for p, size in zip(index, buffer.shape, strict=True))

@@ -1,0 +1,303 @@
+"""The kernel builder: expressions in class axes become SSA statements in the right scope.
+
+Scopes are the open loops of the nest. A value is placed in the outermost scope where all its axes are
+bound and the reductions it reads are finished, so nothing is computed more often than it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ..analysis.access import flat_offset
+from ..ir.dtypes import DType
+from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, const
+from ..ir.kernel import (
+    Accumulator,
+    Finish,
+    Let,
+    LoadElement,
+    Local,
+    Operand,
+    RandomWord,
+    ReadLocal,
+    Statement,
+    StoreElement,
+    Var,
+)
+from ..ir.poly import Atom, Axis, Indirect, Poly, Symbol, in_range, nonnegative, transform
+from ..ir.program import Buffer
+
+_CHECKED = ("wrap_index", "check_index")
+
+
+@dataclass(slots=True)
+class Scope:
+    """One open block: its statements, the class axes it binds and the values computed in it."""
+
+    statements: list[Statement] = field(default_factory=list)
+    bindings: dict[Axis, Poly] = field(default_factory=dict)  # class axis -> position, for proofs
+    physical: dict[Axis, Poly] = field(default_factory=dict)  # position axis -> loop axes, where they differ
+    values: dict[Expr, Operand] = field(default_factory=dict)
+    parts: dict[Reduce, Finished] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A reduction's result. `tiled`: one state per lane of the program's tile; else all lanes merge."""
+
+    accumulator: Accumulator
+    tiled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value kept in per-program scratch, and where."""
+
+    local: Local
+    index: Poly  # in class axes
+
+
+class Builder:
+    """Builds the statements of one kernel."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Scope] = [Scope()]
+        self.kept: dict[Expr, Kept] = {}
+        self.locals: list[Local] = []
+        self.raises = False
+        self.tile: tuple[Axis, Axis] | None = None  # (class axis, lane) of the open tile of a grid axis
+        self._names: dict[str, int] = {}
+
+    # --- scopes ---
+
+    @property
+    def here(self) -> Scope:
+        return self.scopes[-1]
+
+    def name(self, stem: str) -> str:
+        number = self._names.get(stem, 0)
+        self._names[stem] = number + 1
+        return f"{stem}{number}"
+
+    def add(self, statement: Statement) -> None:
+        self.here.statements.append(statement)
+
+    @contextmanager
+    def block(
+        self,
+        close: Callable[[tuple[Statement, ...]], Statement],
+        bindings: dict[Axis, Poly] | None = None,
+        physical: dict[Axis, Poly] | None = None,
+    ) -> Iterator[Scope]:
+        """Open a scope; on leaving, `close` turns its statements into one statement of the parent."""
+        scope = Scope(bindings=dict(bindings or {}), physical=dict(physical or {}))
+        self.scopes.append(scope)
+        yield scope
+        self.scopes.pop()
+        if scope.statements:
+            self.add(close(tuple(scope.statements)))
+
+    # --- values ---
+
+    def bound(self) -> dict[Axis, Poly]:
+        """Every class axis bound by an open scope."""
+        return {a: p for scope in self.scopes for a, p in scope.bindings.items()}
+
+    def position(self, poly: Poly) -> Poly:
+        """A poly with class axes at their positions, data-dependent atoms replaced by variables."""
+
+        def replace(atom: Atom) -> Poly | None:
+            if isinstance(atom, Axis):
+                for scope in reversed(self.scopes):
+                    if atom in scope.bindings:
+                        return scope.bindings[atom]
+            if isinstance(atom, Indirect):
+                return _as_poly(self._find(atom.value))
+            return None
+
+        return transform(poly, replace)
+
+    def physical(self, poly: Poly) -> Poly:
+        """A position in terms of the loops that run."""
+        mapping = {a: p for scope in self.scopes for a, p in scope.physical.items()}
+        return transform(poly, lambda a: mapping.get(a)) if mapping else poly  # type: ignore[call-overload]
+
+    def resolve(self, poly: Poly) -> Poly:
+        return self.physical(self.position(poly))
+
+    def emit(self, root: Expr) -> Operand:
+        """The operand holding a value, computing what is missing. Iterative: depth is no limit."""
+        stack: list[tuple[Expr, bool]] = [(root, False)]
+        depths: dict[Expr, int] = {}
+        while stack:
+            e, ready = stack.pop()
+            if e in depths:
+                continue
+            if not ready:
+                if (depth := self._depth_of_existing(e)) is not None:
+                    depths[e] = depth
+                    continue
+                stack.append((e, True))
+                if e not in self.kept and not isinstance(e, Part):
+                    stack.extend((c, False) for c in reversed(e.children))
+                continue
+            depth = max([self._own_depth(e), *(depths[c] for c in e.children if c in depths)])
+            depths[e] = depth
+            self._place(e, depth)
+        return self._find(root)
+
+    def _depth_of_existing(self, e: Expr) -> int | None:
+        for depth in range(len(self.scopes) - 1, -1, -1):
+            if e in self.scopes[depth].values:
+                return depth
+        return None
+
+    def _find(self, e: Expr) -> Operand:
+        for scope in reversed(self.scopes):
+            if e in scope.values:
+                return scope.values[e]
+        raise KeyError(f"value was not emitted: {e!r}")
+
+    def _own_depth(self, e: Expr) -> int:
+        """The outermost scope a node itself allows, its children aside."""
+        if isinstance(e, Part):
+            assert isinstance(e.source, Reduce)
+            finished_at, finished = self._finished(e.source)
+            if finished.tiled:
+                assert self.tile is not None
+                return max(finished_at, self._bind_depth(self.tile[0]))
+            return finished_at
+        return max([0, *(self._bind_depth(a) for a in e.axes)])
+
+    def _bind_depth(self, axis: Axis) -> int:
+        for depth in range(len(self.scopes) - 1, -1, -1):
+            if axis in self.scopes[depth].bindings:
+                return depth
+        raise KeyError(f"axis {axis!r} is not bound here")
+
+    def _finished(self, reduce: Reduce) -> tuple[int, Finished]:
+        for depth in range(len(self.scopes) - 1, -1, -1):
+            if reduce in self.scopes[depth].parts:
+                return depth, self.scopes[depth].parts[reduce]
+        raise KeyError(f"reduction is not finished here: {reduce!r}")
+
+    def _place(self, e: Expr, depth: int) -> None:
+        """Compute one node in the scope at `depth`."""
+        held = self.scopes[depth + 1 :]
+        del self.scopes[depth + 1 :]  # statements go to that scope, before the loops open inside it
+        try:
+            self.here.values[e] = self._compute(e)
+        finally:
+            self.scopes.extend(held)
+
+    def _compute(self, e: Expr) -> Operand:
+        if e in self.kept:
+            kept = self.kept[e]
+            var = Var(self.name("kept"), e.dtype)
+            self.add(ReadLocal(var, kept.local, self.resolve(kept.index)))
+            return var
+        match e:
+            case Const():
+                return e
+            case Index():
+                return self.resolve(e.poly)
+            case Load():
+                return self._load(e)
+            case Pointwise():
+                return self._pointwise(e)
+            case Random():
+                var = Var(self.name("word"), DType.U32)
+                self.add(RandomWord(var, self._find(e.seed), e.stream, self.resolve(e.index)))
+                return var
+            case Part():
+                return self._part(e)
+        raise AssertionError(f"cannot compute {type(e).__name__}")
+
+    def _pointwise(self, e: Pointwise) -> Operand:
+        args = tuple(self._find(a) for a in e.args)
+        if e.op in _CHECKED or (e.op in _RAISING and e.dtype.is_integer):
+            self.raises = True
+        var = Var(self.name(f"{e.op}_"), e.dtype)
+        self.add(Let(var, e.op, args))
+        return var
+
+    def _part(self, e: Part) -> Operand:
+        assert isinstance(e.source, Reduce)
+        _, finished = self._finished(e.source)
+        accumulator = finished.accumulator
+        parts = tuple(Var(self.name(f"{accumulator.monoid}_"), d) for d in accumulator.dtypes)
+        lane = self.tile[1].poly() if finished.tiled and self.tile is not None else None
+        self.add(Finish(accumulator, lane, parts))
+        for k, var in enumerate(parts):
+            self.here.values[Part(e.source, k)] = var
+        return parts[e.index]
+
+    def _load(self, e: Load) -> Operand:
+        index = tuple(self.position(p) for p in e.index)
+        guard = self._guard(e.buffer, e.index, index)
+        if isinstance(guard, Const) and not guard.value:
+            return const(0, e.dtype)
+        var = Var(self.name("load"), e.dtype)
+        self.add(LoadElement(var, e.buffer, self.physical(flat_offset(e.buffer, index)), guard))
+        return var
+
+    def _guard(self, buffer: Buffer, original: tuple[Poly, ...], index: tuple[Poly, ...]) -> Operand | None:
+        """A condition under which an index that is not provably inside may be loaded."""
+        total: Operand | None = None
+        for source, p, size in zip(original, index, buffer.shape, strict=True):
+            if in_range(p, size) or _is_checked(source, size):
+                continue
+            for left, right in ((Poly.of(-1), p), (p, size)):
+                total = self._and(total, self._compare("lt", self.physical(left), self.physical(right)))
+        return total
+
+    def _compare(self, op: str, left: Operand, right: Operand) -> Operand:
+        var = Var(self.name("in"), DType.BOOL)
+        self.add(Let(var, op, (left, right)))
+        return var
+
+    def _and(self, left: Operand | None, right: Operand) -> Operand:
+        if left is None:
+            return right
+        var = Var(self.name("in"), DType.BOOL)
+        self.add(Let(var, "bitand", (left, right)))
+        return var
+
+    def store(
+        self, buffer: Buffer, index: tuple[Poly, ...], value: Expr, region: tuple[tuple[Axis, Poly, Poly], ...] = ()
+    ) -> None:
+        """Store a value at an index given in class axes, inside its region."""
+        operand = self.emit(value)
+        guard: Operand | None = None
+        for axis, low, high in region:
+            at = self.position(axis.poly())
+            for left, right in ((low - 1, at), (at, high)):
+                if not nonnegative(right - left - 1):
+                    guard = self._and(guard, self._compare("lt", self.physical(left), self.physical(right)))
+        offset = flat_offset(buffer, tuple(self.position(p) for p in index))
+        self.add(StoreElement(buffer, self.physical(offset), operand, guard))
+
+
+_RAISING = frozenset(("floordiv", "truncdiv", "remainder", "fmod"))
+
+
+def _is_checked(poly: Poly, size: Poly) -> bool:
+    """A data-dependent index that its own check keeps inside a non-empty dimension."""
+    atoms = poly.atoms()
+    if len(poly.terms) != 1 or poly.terms[0][1] != 1 or len(atoms) != 1 or not size.constant:
+        return False
+    atom = next(iter(atoms))
+    if not isinstance(atom, Indirect) or not isinstance(atom.value, Pointwise) or atom.value.op not in _CHECKED:
+        return False
+    limit = atom.value.args[1]
+    return isinstance(limit, Index) and limit.poly is size or isinstance(limit, Const) and limit.value == size.constant
+
+
+def _as_poly(operand: Operand) -> Poly:
+    if isinstance(operand, Poly):
+        return operand
+    if isinstance(operand, Const):
+        return Poly.of(int(operand.value))
+    return Symbol(operand.name, 0).poly()

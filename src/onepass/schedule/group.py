@@ -1,0 +1,89 @@
+"""`schedule_group`: a group becomes one kernel, or two where a reduction is split over programs.
+
+A split's first kernel leaves one partial state per program in a workspace; the second merges them with
+the same monoid and computes what depends on the result.
+"""
+
+from __future__ import annotations
+
+from ..analysis.access import estimate, numel
+from ..analysis.inline import reductions
+from ..analysis.nest import Nest, NestStore, Refusal, analyse, collapse, direct_reductions, outer_axes
+from ..errors import VerifyError
+from ..ir.expr import Expr, Load, Part, Reduce, rewrite
+from ..ir.kernel import ScheduledGroup
+from ..ir.plan import Group
+from ..ir.poly import Axis
+from ..ir.program import Buffer, contiguous_strides
+from ..ir.target import Target
+from .sweeps import NestScheduler
+
+SPLIT_PROGRAMS = 128
+
+
+def schedule_group(group: Group, target: Target, name: str) -> ScheduledGroup:
+    """The kernels of a group, in launch order."""
+    nest = analyse(group.stores, target)
+    if isinstance(nest, Refusal):
+        raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")
+    nest = collapse(nest)
+    if nest.split is None:
+        return ScheduledGroup((NestScheduler(nest, target).build(name, group.origins),))
+    return _split(nest, nest.split, group, target, name)
+
+
+def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> ScheduledGroup:
+    roots = _roots(nest)
+    programs = max(1, SPLIT_PROGRAMS // max(1, numel(nest.outer)))
+    size = max(1, -(-estimate(axis.extent) // programs))
+    chunk = Axis("chunk", (axis.extent + size - 1) // size)
+    first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
+    workspace: list[Buffer] = []
+    partial: dict[Reduce, list[Buffer]] = {}
+    outer = nest.outer
+    shape = (*(a.extent for a in outer), chunk.extent)
+    for r in roots:
+        partial[r] = []
+        for k, dtype in enumerate(r.part_dtypes):
+            buffer = Buffer(f"{name}_w{len(workspace)}", dtype, shape, contiguous_strides(shape))
+            workspace.append(buffer)
+            partial[r].append(buffer)
+            index = (*(a.poly() for a in outer), chunk.poly())
+            first.append(NestStore(buffer, index, Part(r, k), frozenset((*outer, chunk))))
+    head = Nest(tuple(first), (*nest.classes, chunk), nest.bound, (*outer, chunk), axis)
+    kernel = NestScheduler(head, target, {axis: (chunk, size)}).build(f"{name}_partial", group.origins)
+    tail = _finish(nest, axis, chunk, partial)
+    finish = NestScheduler(tail, target).build(f"{name}_finish", group.origins)
+    return ScheduledGroup((kernel, finish), tuple(workspace))
+
+
+def _roots(nest: Nest) -> list[Reduce]:
+    found = reductions(s.value for s in nest.stores)
+    inner = {x for r in found for x in reductions(r.inputs)}
+    return [r for r in found if r not in inner]
+
+
+def _finish(nest: Nest, axis: Axis, chunk: Axis, partial: dict[Reduce, list[Buffer]]) -> Nest:
+    """The stores that need the split reductions, reading merged partials instead."""
+    merged: dict[Reduce, Reduce] = {}
+    bound = dict(nest.bound)
+    over = Axis("chunk.r", chunk.extent)
+    bound[over] = Axis("chunk.c", chunk.extent)
+    for r, buffers in partial.items():
+        loads = tuple(Load(b, (*(a.poly() for a in nest.outer), over.poly())) for b in buffers)
+        monoid = "welford_merge" if r.monoid == "welford" else r.monoid
+        merged[r] = Reduce(monoid, loads, (over,))
+
+    def swap(e: Expr) -> Expr | None:
+        if isinstance(e, Part) and e.source in merged:
+            return Part(merged[e.source], e.index)  # type: ignore[index]
+        return None
+
+    stores = tuple(
+        NestStore(s.buffer, s.index, rewrite(s.value, swap), s.domain, s.region)
+        for s in nest.stores
+        if any(r in partial for r in direct_reductions([s.value]))
+    )
+    classes = (*(c for c in nest.classes if any(c in s.domain for s in stores)), bound[over])
+    tail = Nest(stores, classes, bound)
+    return Nest(stores, classes, bound, outer_axes(tail))

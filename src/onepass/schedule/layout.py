@@ -1,0 +1,122 @@
+"""Which axis is the vector, which axes are the grid, and how large blocks are: rules over the target's facts.
+
+An access wants the axis along which it is contiguous to be the vector axis; the axis most bytes want
+wins. Where two axes are wanted (a transpose), both are blocked so that cache lines are used whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..analysis.access import estimate, flat_offset, numel
+from ..analysis.conditions import breakpoints
+from ..analysis.inline import reductions
+from ..analysis.nest import Nest
+from ..ir.expr import Expr, Load, postorder
+from ..ir.poly import Axis, Poly
+from ..ir.target import Target
+
+TRANSPOSE_BLOCK = 32
+COLUMN_LANES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """grid: classes programs are numbered by. tiled: the grid class whose block is the vector tile."""
+
+    grid: tuple[Axis, ...]
+    scores: dict[Axis, float]
+    strides: dict[Axis, int]
+    tiled: Axis | None = None
+    looped: Axis | None = None  # a blocked grid class each program loops over (transposes)
+    blocks: dict[Axis, int] = field(default_factory=dict)
+
+    def vector_axis(self, axes: frozenset[Axis]) -> Axis:
+        """The best vector axis among the classes of one sweep."""
+        return max(axes, key=lambda a: (self.scores.get(a, 0.0), estimate(a.extent), a.name))
+
+    def order(self, axes: Iterable[Axis]) -> list[Axis]:
+        """Largest stride outermost."""
+        return sorted(axes, key=lambda a: (-self.strides.get(a, 0), a.name))
+
+    def describe(self, nest: Nest) -> str:
+        """One line for people."""
+        words = []
+        for a in nest.classes:
+            if a in self.blocks:
+                kind = f"grid x tile {self.blocks[a]}" if a is self.tiled else f"grid x loop {self.blocks[a]}"
+            else:
+                kind = "grid" if a in self.grid else "swept"
+            words.append(f"{a.name}[{a.extent!r}]: {kind}")
+        if nest.split is not None:
+            words.append(f"split over {nest.split.name}")
+        return "; ".join(words)
+
+
+def choose_layout(nest: Nest, target: Target) -> Layout:
+    """The layout of a nest on a target."""
+    scores, strides = _scores(nest)
+    outer = nest.outer
+    reduces = reductions(s.value for s in nest.stores)
+    pure = not reduces and all(s.domain == frozenset(outer) for s in nest.stores)
+    best = max(nest.classes, key=lambda a: (scores.get(a, 0.0), nest.classes.index(a)), default=None)
+    if best is None or best not in outer:
+        return Layout(outer, scores, strides)
+    if pure:
+        return _pointwise_layout(nest, target, best, scores, strides)
+    return Layout(outer, scores, strides, best, None, {best: _block(best, COLUMN_LANES)})
+
+
+def _pointwise_layout(
+    nest: Nest, target: Target, best: Axis, scores: dict[Axis, float], strides: dict[Axis, int]
+) -> Layout:
+    others = tuple(a for a in nest.outer if a is not best)
+    second = max(others, key=lambda a: scores.get(a, 0.0), default=None)
+    if second is not None and scores.get(second, 0.0) * 4 > scores.get(best, 0.0) and estimate(second.extent) >= 4:
+        blocks = {best: _block(best, TRANSPOSE_BLOCK * 2), second: _block(second, TRANSPOSE_BLOCK)}
+        return Layout(nest.outer, scores, strides, best, second, blocks)
+    if numel(others) >= 4 * target.processors or _is_cut(nest, best) and others:
+        return Layout(others, scores, strides)
+    return Layout(nest.outer, scores, strides, best, None, {best: _block(best, 8192)})
+
+
+def _block(axis: Axis, size: int) -> int:
+    constant = axis.extent.constant
+    return size if constant is None else max(1, min(size, constant))
+
+
+def _is_cut(nest: Nest, axis: Axis) -> bool:
+    return bool(breakpoints((s.value for s in nest.stores), axis)) or any(
+        a is axis for s in nest.stores for a, _, _ in s.region
+    )
+
+
+def _scores(nest: Nest) -> tuple[dict[Axis, float], dict[Axis, int]]:
+    """Per class: bytes of the accesses contiguous along it, and the largest stride anywhere."""
+    scores: dict[Axis, float] = {}
+    strides: dict[Axis, int] = {}
+    for offset, weight, domain in _accesses(nest):
+        for a in domain:
+            coefficient = offset.coefficient(a)
+            if coefficient is None:
+                continue
+            step = abs(estimate(coefficient)) if coefficient.constant is None else abs(coefficient.constant)
+            strides[a] = max(strides.get(a, 0), step)
+            if step == 1:
+                scores[a] = scores.get(a, 0.0) + weight * min(estimate(a.extent), 64) / 64
+    return scores, strides
+
+
+def _accesses(nest: Nest) -> Iterable[tuple[Poly, float, frozenset[Axis]]]:
+    for s in nest.stores:
+        yield flat_offset(s.buffer, s.index), float(s.buffer.dtype.bytes * numel(s.domain)), s.domain
+    mapping = {a: c.poly() for a, c in nest.bound.items()}
+    for e in _loads(s.value for s in nest.stores):
+        offset = flat_offset(e.buffer, e.index).substitute(dict(mapping))
+        axes = offset.axes
+        yield offset, float(e.buffer.dtype.bytes * numel(axes)), axes
+
+
+def _loads(values: Iterable[Expr]) -> Iterable[Load]:
+    return (e for e in postorder(list(values)) if isinstance(e, Load))

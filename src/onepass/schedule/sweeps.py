@@ -1,0 +1,317 @@
+"""A nest becomes a kernel: grid over the outer axes, sweeps over the rest, level by level.
+
+Legend: O outer classes (grid); W classes an item still has to iterate inside the current scope; v the
+vector axis. Row mode: v is in W, sweeps run in strips of lanes. Tile mode: v is in O, each program
+owns a tile of v and every innermost block loops over its lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..analysis.access import estimate
+from ..analysis.conditions import breakpoints, ordered, specialise
+from ..analysis.inline import reductions
+from ..analysis.nest import Nest, NestStore
+from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
+from ..ir.kernel import Accumulate, Accumulator, Bind, GridAxis, Kernel, Let, Loop, Operand, Start, Statement, Var, When
+from ..ir.dtypes import DType
+from ..ir.poly import Axis, Poly, nonnegative, product
+from ..ir.program import Origin
+from ..ir.target import Target
+from .builder import Builder, Finished
+from .layout import Layout, choose_layout
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing to compute: a store, or a reduction's accumulation, over a domain of classes."""
+
+    domain: frozenset[Axis]
+    values: tuple[Expr, ...]
+    store: NestStore | None = None
+    reduce: Reduce | None = None
+    accumulator: Accumulator | None = None
+
+
+class NestScheduler:
+    """Builds one kernel from one nest.
+
+    `chunks` (a split): class -> (chunk class, chunk size); that class runs only inside its chunk.
+    """
+
+    def __init__(self, nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]] | None = None) -> None:
+        self.nest, self.target = nest, target
+        self.chunks = chunks or {}
+        self.layout: Layout = choose_layout(nest, target)
+        self.builder = Builder()
+        self.grid: list[GridAxis] = []
+        self.starts: dict[Axis, Poly] = {}  # blocked class -> first position of this program's block
+
+    # --- the grid ---
+
+    def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
+        """The whole kernel."""
+        items = [Item(s.domain, (s.value,), store=s) for s in self.nest.stores]
+        self._open_grid([a for a in self.nest.classes if a in self.layout.grid], items)
+        values = [s.value for s in self.nest.stores]
+        reads = tuple(dict.fromkeys(e.buffer for e in postorder(values) if isinstance(e, Load)))
+        domains = [s.domain for s in self.nest.stores] + [self.nest.domain_of(r) for r in reductions(values)]
+        return Kernel(
+            name=name,
+            reads=reads,
+            writes=tuple(s.buffer for s in self.nest.stores),
+            symbols=(),
+            grid=tuple(self.grid),
+            locals=tuple(self.builder.locals),
+            body=tuple(self.builder.scopes[0].statements),
+            origins=origins,
+            schedule=self.layout.describe(self.nest),
+            work=max((product(a.extent for a in d) for d in domains), key=estimate),
+            raises=self.builder.raises,
+        )
+
+    def _open_grid(self, axes: Sequence[Axis], items: list[Item]) -> None:
+        if not axes:
+            self._open_program(items)
+            return
+        axis, rest = axes[0], axes[1:]
+        block = self.layout.blocks.get(axis, 1)
+        if axis in self.layout.blocks:
+            count = Axis(f"g{len(self.grid)}", (axis.extent + block - 1) // block)
+            self.grid.append(GridAxis(count, count.extent))
+            self.starts[axis] = count * block
+            self._open_grid(rest, items)
+            return
+        position = Axis(f"g{len(self.grid)}", axis.extent)
+        self.grid.append(GridAxis(position, axis.extent))
+        pieces = self._pieces(axis, items)
+        self.builder.here.bindings[axis] = position.poly()
+        if len(pieces) == 1:
+            self._open_grid(rest, items)
+            return
+        grid = list(self.grid)
+        for low, high in pieces:
+            self.grid = list(grid)
+            inside = Axis(self.builder.name(f"{position.name}_"), high - low)
+            condition = self._between(position, low, high)
+            with self.builder.block(_when(condition), {axis: low + inside}):
+                self.builder.add(Bind(inside, position - low))
+                self._open_grid(rest, self._specialised(items, axis, low, high))
+
+    def _open_program(self, items: list[Item]) -> None:
+        """What one program does, inside the loop over its block of a second blocked axis, if any."""
+        axes = frozenset(self.layout.grid)
+        looped = self.layout.looped
+        if looped is None:
+            self._scope(items, axes)
+            return
+        with self._block_loop(looped, "sweep", self.layout.blocks[looped], self.starts[looped]):
+            self._scope(items, axes)
+
+    def _block_loop(self, axis: Axis, kind: str, size: int, start: Poly, lanes: int = 1, lane: Axis | None = None) -> Any:
+        """A loop over positions [start, start + size) of a class, cut off at its end."""
+        loop = Axis(self.builder.name("t"), Poly.of(size))
+        limit = None if not (axis.extent % size).terms else axis.extent - start
+        self.last_loop = loop
+        return self.builder.block(_closer(loop, kind, lanes, lane, limit), {axis: axis.poly()}, {axis: start + loop})
+
+    def _between(self, position: Axis, low: Poly, high: Poly) -> Operand:
+        conditions: list[tuple[Poly, Poly]] = []
+        if low.terms:
+            conditions.append((low - 1, position.poly()))
+        if high is not position.extent:
+            conditions.append((position.poly(), high))
+        total: Operand | None = None
+        for left, right in conditions:
+            var = Var(self.builder.name("piece"), DType.BOOL)
+            self.builder.add(Let(var, "lt", (left, right)))
+            if total is not None:
+                both = Var(self.builder.name("piece"), DType.BOOL)
+                self.builder.add(Let(both, "bitand", (total, var)))
+                var = both
+            total = var
+        assert total is not None
+        return total
+
+    # --- scopes and levels ---
+
+    def _scope(self, items: list[Item], axes: frozenset[Axis]) -> None:
+        """Compute all items inside the current scope, in whose axes they may vary."""
+        for level in self._levels(items, axes):
+            clusters: dict[tuple[frozenset[Axis], frozenset[Axis]], list[Item]] = {}
+            for item in level:
+                key = (item.domain - axes, self._nested_axes([item], axes))
+                clusters.setdefault(key, []).append(item)
+            for (inner, nested), cluster in clusters.items():
+                self._sweep(cluster, inner, nested, axes)
+
+    def _levels(self, items: list[Item], axes: frozenset[Axis]) -> list[list[Item]]:
+        """Items and the reductions they need at this scope, grouped by dependency depth."""
+        found: dict[Reduce, int] = {}
+        for r in reductions(v for item in items for v in item.values):
+            if r.axes <= axes and not self._is_finished(r):
+                needs = [found[d] for d in reductions(r.inputs) if d in found]
+                found[r] = 1 + max(needs, default=-1)
+        levels: list[list[Item]] = [[] for _ in range(2 + max(found.values(), default=-1))]
+        for r, level in found.items():
+            opened = tuple(substitute_axes(v, {a: self.nest.bound[a].poly() for a in r.over}) for v in r.inputs)
+            levels[level].append(Item(self.nest.domain_of(r), opened, reduce=r))
+        for item in items:
+            needs = [found[d] for d in reductions(item.values) if d in found]
+            levels[1 + max(needs, default=-1)].append(item)
+        return [level for level in levels if level]
+
+    def _is_finished(self, reduce: Reduce) -> bool:
+        return any(reduce in scope.parts for scope in self.builder.scopes)
+
+    def _nested_axes(self, items: Iterable[Item], axes: frozenset[Axis]) -> frozenset[Axis]:
+        """The classes to open first because reductions inside depend on them."""
+        extras = {
+            r.axes - axes for i in items for r in reductions(i.values) if not r.axes <= axes and r.axes <= axes | i.domain
+        }
+        return min(extras, key=lambda e: (len(e), sorted(a.name for a in e)), default=frozenset())
+
+    def _sweep(
+        self, cluster: list[Item], inner: frozenset[Axis], nested: frozenset[Axis], axes: frozenset[Axis]
+    ) -> None:
+        """One pass over `inner` for a cluster of items that share it."""
+        cluster = [self._with_accumulator(i, axes) for i in cluster]
+        if nested:
+            self._open_loops(self._order(nested), cluster, lambda items: self._scope(items, axes | nested))
+        else:
+            self._leaf(cluster, inner)
+        for item in cluster:
+            if item.reduce is not None and item.accumulator is not None:
+                self.builder.here.parts.setdefault(item.reduce, Finished(item.accumulator, self._tiled))
+
+    @property
+    def _tiled(self) -> bool:
+        return self.layout.tiled is not None
+
+    def _with_accumulator(self, item: Item, axes: frozenset[Axis]) -> Item:
+        if item.reduce is None or item.accumulator is not None:
+            return item
+        lanes = self._lanes(item, axes)
+        accumulator = Accumulator(self.builder.name(f"{item.reduce.monoid}_acc"), item.reduce.monoid, item.reduce.part_dtypes, lanes)
+        self.builder.add(Start(accumulator))
+        return replace(item, accumulator=accumulator)
+
+    def _lanes(self, item: Item, axes: frozenset[Axis]) -> int:
+        if self.layout.tiled is not None:
+            return self.layout.blocks[self.layout.tiled]
+        remaining = item.domain - axes
+        while nested := self._nested_axes([item], axes):
+            axes = axes | nested
+            remaining -= nested
+        if not remaining:
+            return 1
+        return 4 * self.target.vector_bytes // max(d.bytes for d in item.reduce.part_dtypes) if item.reduce else 1
+
+    # --- loops ---
+
+    def _leaf(self, cluster: list[Item], inner: frozenset[Axis]) -> None:
+        """Innermost loops over `inner`, with every item of the cluster computed at each point."""
+        if self._tiled:
+            self._open_loops(self._order(inner), cluster, self._tile)
+        elif not inner:
+            self._point(cluster, Poly.ZERO)
+        else:
+            vector = self.layout.vector_axis(inner)
+            self._open_loops(self._order(inner - {vector}), cluster, lambda items: self._vector(items, vector))
+
+    def _order(self, axes: frozenset[Axis]) -> list[Axis]:
+        """Largest stride outermost."""
+        return self.layout.order(axes)
+
+    def _pieces(self, axis: Axis, items: list[Item]) -> list[tuple[Poly, Poly]]:
+        """Where the axis is cut so that every condition on it is decided in each piece."""
+        points = breakpoints((v for i in items for v in i.values), axis)
+        for i in items:
+            for a, low, high in i.store.region if i.store else ():
+                if a is axis:
+                    points |= {low, high}
+        cuts = ordered(points, axis.extent) if points else None
+        if cuts is None or len(cuts) > 9:
+            return [(Poly.ZERO, axis.extent)]
+        return list(zip(cuts, cuts[1:], strict=False))
+
+    def _specialised(self, items: list[Item], axis: Axis, low: Poly, high: Poly) -> list[Item]:
+        """Items with decided conditions folded; stores whose region excludes this piece dropped."""
+        bindings = self.builder.bound()
+        kept: list[Item] = []
+        for item in items:
+            if item.store is not None and not _inside(item.store, axis, low, high):
+                continue
+            kept.append(replace(item, values=specialise(item.values, bindings)))
+        return kept
+
+    def _open_loops(self, axes: Sequence[Axis], items: list[Item], then: Callable[[list[Item]], None]) -> None:
+        """Serial loops over `axes`, outermost first, then `then(items)` inside."""
+        if not axes:
+            then(items)
+            return
+        axis, rest = axes[0], axes[1:]
+        if axis in self.chunks:
+            with self._chunk_loop(axis, "sweep"):
+                self._open_loops(rest, items, then)
+            return
+        for low, high in self._pieces(axis, items):
+            loop = Axis(self.builder.name("i"), high - low)
+            with self.builder.block(_closer(loop, "sweep"), {axis: low + loop}):
+                self._open_loops(rest, self._specialised(items, axis, low, high), then)
+
+    def _chunk_loop(self, axis: Axis, kind: str, lanes: int = 1, lane: Axis | None = None) -> Any:
+        chunk, size = self.chunks[axis]
+        return self._block_loop(axis, kind, size, self.builder.resolve(chunk * size), lanes, lane)
+
+    def _vector(self, items: list[Item], axis: Axis) -> None:
+        """The innermost loop of row mode."""
+        lanes = max((i.accumulator.lanes for i in items if i.accumulator is not None), default=0)
+        lane = Axis(self.builder.name("lane"), Poly.of(lanes)) if lanes else None
+        kind, at = ("strip", lane.poly()) if lane is not None else ("tile", Poly.ZERO)
+        if axis in self.chunks:
+            with self._chunk_loop(axis, kind, lanes, lane):
+                self._point(items, at)
+            return
+        for low, high in self._pieces(axis, items):
+            loop = Axis(self.builder.name("j"), high - low)
+            with self.builder.block(_closer(loop, kind, lanes, lane), {axis: low + loop}):
+                self._point(self._specialised(items, axis, low, high), at)
+
+    def _tile(self, items: list[Item]) -> None:
+        """The lanes of the program's own tile (tile mode)."""
+        axis = self.layout.tiled
+        assert axis is not None
+        with self._block_loop(axis, "tile", self.layout.blocks[axis], self.starts[axis]):
+            self.builder.tile = (axis, self.last_loop)
+            self._point(items, self.last_loop.poly())
+            self.builder.tile = None
+
+    def _point(self, items: list[Item], lane: Poly) -> None:
+        """Compute every item at the current point."""
+        for item in items:
+            if item.store is not None:
+                self.builder.store(item.store.buffer, item.store.index, item.values[0], item.store.region)
+                continue
+            assert item.accumulator is not None
+            operands = tuple(self.builder.emit(v) for v in item.values)
+            self.builder.add(Accumulate(item.accumulator, lane if item.accumulator.lanes > 1 else Poly.ZERO, operands))
+
+
+def _when(condition: Operand) -> Callable[[tuple[Statement, ...]], Statement]:
+    return lambda body: When(condition, body)
+
+
+def _closer(
+    axis: Axis, kind: str, lanes: int = 1, lane: Axis | None = None, limit: Poly | None = None
+) -> Callable[[tuple[Statement, ...]], Statement]:
+    return lambda body: Loop(axis, axis.extent, kind, body, lanes, lane, limit)
+
+
+def _inside(store: NestStore, axis: Axis, low: Poly, high: Poly) -> bool:
+    return all(
+        nonnegative(low - start) and nonnegative(stop - high) for a, start, stop in store.region if a is axis
+    )
