@@ -6,7 +6,7 @@ Lowering makes a Program, the planner reads it. Statements have identity and car
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, Union
 
@@ -122,6 +122,17 @@ class Program:
         from .printer import print_program
 
         return print_program(self)
+
+
+def leaves(tree: Argument) -> Iterator[Argument]:
+    """The leaves of an argument tree of tuples, lists and dicts."""
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        yield tree
+        return
+    for item in tree:
+        yield from leaves(item)
 
 
 def contiguous_strides(shape: tuple[Poly, ...]) -> tuple[Poly, ...]:

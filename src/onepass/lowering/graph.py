@@ -1,0 +1,312 @@
+"""FX graph in, `Program` out: every node becomes a view, a definition or an extern.
+
+The graph is AOTAutograd's: functional aten operations, then `copy_` into mutated inputs. A node
+without a rule, or whose rule says `Unsupported`, is an `Extern` that carries the reason.
+
+    program = lower_graph(graph_module)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..ir.expr import Expr, Load, postorder
+from ..ir.poly import Poly, Symbol
+from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
+from . import activations, creation, indexing, movement, pointwise, random, reductions, views
+from .context import Context
+from .origins import origin_of
+from .reasons import is_ordered, why_library
+from .registry import RULES, Unsupported
+from .torch_private import OpOverload, storage_key
+from .values import Ref, TensorMeta, whole
+
+aten = torch.ops.aten
+# The modules that register rules, imported for that alone.
+RULE_MODULES = (activations, creation, indexing, movement, pointwise, random, reductions, views)
+
+
+def lower_graph(graph_module: GraphModule, *, precision: str = "fused", strict: bool = False) -> Program:
+    """Lower an AOTAutograd graph. `strict` re-raises errors inside rules instead of falling back."""
+    return _Lowering(graph_module, precision, strict).run()
+
+
+class _Lowering:
+    """One walk over a graph."""
+
+    def __init__(self, graph_module: GraphModule, precision: str, strict: bool) -> None:
+        assert precision in ("fused", "eager"), precision
+        self.module = graph_module
+        self.strict = strict
+        self.ctx = Context(precision)
+        self.values: dict[Node, Any] = {}
+        self.given: dict[Node, Ref] = {}  # tensor inputs, as they were before any update
+        self.inputs: list[Buffer | HostValue | Symbol] = []
+        self.outputs: tuple[Any, ...] = ()
+        self.updates: list[Update] = []
+        self.sources: dict[Symbol, tuple[Buffer, int]] = {}
+
+    def run(self) -> Program:
+        for node in self.module.graph.nodes:
+            self.ctx.origin = origin_of(node)
+            match node.op:
+                case "placeholder":
+                    self.values[node] = self.placeholder(node)
+                case "get_attr":
+                    self.values[node] = self.attribute(node)
+                case "call_function":
+                    self.values[node] = self.call(node)
+                case "output":
+                    self.outputs = self.output(node)
+                case _:
+                    raise Unsupported(f"an FX node of kind {node.op}")
+        statements = _live([*self.ctx.statements, *self.updates], self.outputs)
+        given = {i for i in self.inputs if isinstance(i, Symbol)}
+        sources = {s: at for s, at in self.sources.items() if s not in given}
+        return Program(tuple(self.inputs), tuple(statements), self.outputs, sources)
+
+    # inputs and constants
+
+    def placeholder(self, node: Node) -> Any:
+        value = node.meta.get("val")
+        name = f"a{len(self.inputs)}"
+        if isinstance(value, torch.SymInt):
+            return self.integer_input(value, name)
+        if isinstance(value, torch.Tensor):
+            try:
+                buffer = self.ctx.new_buffer(self.ctx.meta(value), name)
+            except Unsupported:
+                return self.host_input(name)
+            self.inputs.append(buffer)
+            for dim, size in enumerate(buffer.shape):
+                symbols = size.symbols()
+                if len(symbols) == 1 and size is (symbol := symbols.pop()).poly():
+                    self.sources.setdefault(symbol, (buffer, dim))
+            self.given[node] = whole(buffer)
+            return self.given[node]
+        return self.host_input(name)
+
+    def integer_input(self, value: torch.SymInt, name: str) -> Any:
+        try:
+            poly = self.ctx.sizes.poly(value)
+        except Unsupported:
+            return self.host_input(name)
+        symbols = poly.symbols()
+        if len(symbols) == 1 and poly is (symbol := symbols.pop()).poly():
+            self.inputs.append(symbol)
+            return poly
+        # A product of sizes, say, given as one number: a symbol of its own.
+        whole_size = Symbol(name)
+        self.ctx.sizes.inputs[value.node.expr] = whole_size
+        self.inputs.append(whole_size)
+        return whole_size.poly()
+
+    def host_input(self, name: str) -> HostValue:
+        host = self.ctx.new_host_value(name)
+        self.inputs.append(host)
+        return host
+
+    def attribute(self, node: Node) -> Any:
+        """A constant of the graph: a tensor becomes the result of an extern, a module stays itself."""
+        value = operator.attrgetter(str(node.target))(self.module)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self.extern_call(node, _constant, (value,), {}, "a constant of the graph")
+
+    # operations
+
+    def call(self, node: Node) -> Any:
+        target: Any = node.target
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.values[n])
+        if target is operator.getitem and isinstance(args[0], tuple | list):
+            return args[0][args[1]]
+        if target is aten.copy_.default and isinstance(args[0], Ref):
+            return self.update(node, args[0], args[1])
+        if _is_size_arithmetic(target):
+            size = self.size_result(node)
+            if size is not None:
+                return size
+        rule = RULES.get(target)
+        if rule is None:
+            return self.extern(node, why_library(target))
+        try:
+            return self.apply_rule(rule, node, args, kwargs)
+        except Unsupported as reason:
+            return self.extern(node, str(reason))
+        except Exception as error:
+            if self.strict:
+                raise
+            return self.extern(node, f"internal: {type(error).__name__}: {error}")
+
+    def apply_rule(self, rule: Callable[..., Any], node: Node, args: Any, kwargs: Any) -> Any:
+        value = node.meta["val"]
+        results = value if isinstance(value, tuple | list) else (value,)
+        self.ctx.outs = tuple(self.ctx.meta(v) for v in results)
+        operands = list(leaves((args, kwargs)))
+        if any(isinstance(leaf, HostValue) for leaf in operands):
+            raise Unsupported("reads a value that kernels do not handle")
+        devices = {leaf.device for leaf in operands if isinstance(leaf, Ref) and (leaf.ndim or leaf.device != "cpu")}
+        devices |= {meta.device for meta in self.ctx.outs}
+        if len(devices) > 1:
+            raise Unsupported("several devices")
+        positional, named = normalise(node.target, args, kwargs)
+        return rule(self.ctx, *positional, **named)
+
+    def size_result(self, node: Node) -> Any:
+        """Arithmetic on sizes needs no code: its value is its expression."""
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            try:
+                return self.ctx.sizes.poly(value)
+            except Unsupported:
+                return None
+        return value if isinstance(value, int | float) else None
+
+    # externs
+
+    def extern(self, node: Node, why: str) -> Any:
+        """Run the node as eager would; tensors it reads become views with FX's strides."""
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.argument)
+        return self.extern_call(node, node.target, tuple(args), dict(kwargs), why)
+
+    def extern_call(self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
+        value = node.meta.get("val", args[0] if target is _constant else None)
+        ordered = is_ordered(target) or node.is_impure()
+        if isinstance(value, torch.Tensor):
+            try:
+                buffer = self.ctx.new_buffer(self.ctx.meta(value))
+            except Unsupported:
+                pass
+            else:
+                self.ctx.extern(buffer, target, args, kwargs, why, ordered)
+                return whole(buffer)
+        host = self.ctx.new_host_value()
+        self.ctx.extern(host, target, args, kwargs, why, ordered)
+        return host
+
+    def argument(self, node: Node) -> Any:
+        """What an extern or the caller is given for a node."""
+        value = self.values[node]
+        meta = node.meta.get("val")
+        if isinstance(value, tuple | list):
+            return tuple(self.view_of(v, m) for v, m in zip(value, meta, strict=True))
+        return self.view_of(value, meta)
+
+    def view_of(self, value: Any, meta: Any) -> Any:
+        if not isinstance(value, Ref):
+            return value
+        known = self.ctx.meta(meta) if isinstance(meta, torch.Tensor) else None
+        return self.ctx.as_view(value, known or _own_meta(value))
+
+    # mutation and outputs
+
+    def update(self, node: Node, target: Ref, source: Any) -> Any:
+        """`copy_` into an input: at the end of the program it holds `source`."""
+        buffer = target.buffer
+        if not (buffer in self.inputs and target.is_whole) or isinstance(source, HostValue):
+            return self.extern(node, "a mutation of something that is not an input")
+        meta = _own_meta(target)
+        if not isinstance(source, Ref):
+            source = self.ctx.define(self.ctx.stored(source, meta.dtype, meta.shape), meta)
+        elif source.device != meta.device and source.ndim:
+            return self.extern(node, "a copy between devices")
+        elif not self.is_own(source, meta):
+            # A copy even of an input: another update may overwrite that one first.
+            value = self.ctx.convert(source.aligned(meta.shape), meta.dtype, exact=True)
+            source = self.ctx.define_afresh(value, meta)
+        self.updates.append(Update(buffer, source.buffer, self.ctx.origin))
+        placeholder = node.args[0]
+        assert isinstance(placeholder, Node)
+        self.values[placeholder] = source  # what later readers see
+        return source
+
+    def is_own(self, source: Ref, meta: TensorMeta) -> bool:
+        """Whether `source` is all of a buffer this program defines, ready to be stored as it is."""
+        return self.ctx.is_defined(source.buffer) and source.is_whole and source.shape == meta.shape and source.dtype is meta.dtype
+
+    def output(self, node: Node) -> tuple[Any, ...]:
+        (results,) = node.args
+        owners: dict[Buffer, object] = {
+            self.given[n].buffer: storage_key(n.meta["val"]) for n in self.given
+        }
+        outputs: list[Any] = []
+        for result in results if isinstance(results, tuple | list) else (results,):
+            outputs.append(self.returned(result, owners) if isinstance(result, Node) else result)
+        return tuple(outputs)
+
+    def returned(self, node: Node, owners: dict[Buffer, object]) -> Any:
+        """An output; a buffer of its own where eager returns a storage of its own."""
+        value = self.given.get(node, self.values[node])
+        if not isinstance(value, Ref):
+            return self.argument(node)
+        fake = node.meta["val"]
+        meta = self.ctx.meta(fake)
+        key = storage_key(fake)
+        view = self.ctx.as_view(value, meta)
+        if owners.setdefault(view.buffer, key) != key:
+            copy = self.ctx.copy_of(value, meta)
+            view = View(copy.buffer, meta.shape, meta.strides, Poly.ZERO)
+        return view
+
+
+def _constant(value: torch.Tensor) -> torch.Tensor:
+    """A tensor that is part of the graph."""
+    return value
+
+
+def _own_meta(ref: Ref) -> TensorMeta:
+    strides = ref.buffer.strides if ref.is_whole else contiguous_strides(ref.shape)
+    return TensorMeta(ref.shape, strides, ref.dtype, ref.device)
+
+
+def _is_size_arithmetic(target: Any) -> bool:
+    if isinstance(target, OpOverload):
+        return target.namespace == "aten" and target._opname.startswith("sym_")
+    return getattr(target, "__module__", "") in ("_operator", "math", "torch", "torch.fx.experimental.sym_node")
+
+
+def normalise(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments as the schema has them: positional ones by position, keyword-only ones by name."""
+    left = dict(kwargs)
+    positional = list(args)
+    named: dict[str, Any] = {}
+    for number, argument in enumerate(target._schema.arguments):
+        if argument.kwarg_only:
+            named[argument.name] = left.pop(argument.name, argument.default_value)
+        elif number >= len(positional):
+            positional.append(left.pop(argument.name, argument.default_value))
+    return positional, named
+
+
+def _live(statements: list[Statement], outputs: tuple[Any, ...]) -> list[Statement]:
+    """Statements whose results reach an output, an update or an effect."""
+    needed: set[Any] = {v.buffer if isinstance(v, View) else v for v in outputs if isinstance(v, View | HostValue)}
+    kept: list[Statement] = []
+    for statement in reversed(statements):
+        match statement:
+            case Update():
+                needed.add(statement.source)
+            case Define():
+                if statement.buffer not in needed:
+                    continue
+                needed |= loaded_buffers(statement.value)
+            case Extern():
+                if statement.result not in needed and not statement.ordered:
+                    continue
+                for leaf in leaves((statement.args, statement.kwargs)):
+                    if isinstance(leaf, View):
+                        needed.add(leaf.buffer)
+                    elif isinstance(leaf, HostValue):
+                        needed.add(leaf)
+        kept.append(statement)
+    return kept[::-1]
+
+
+def loaded_buffers(value: Expr) -> set[Buffer]:
+    """The buffers an expression reads."""
+    return {e.buffer for e in postorder([value]) if isinstance(e, Load)}

@@ -1,0 +1,138 @@
+"""Indexing by data: a load whose index holds a value, checked as eager checks it.
+
+Scatters are masked regions where one comparison per element says it all; the others are left to
+the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Index, indirect, pointwise
+from ..ir.poly import Poly
+from .context import Context, Operand
+from .movement import both, less
+from .registry import Unsupported, lowers
+from .values import Ref, axis, own_point
+from .views import wrap_dim
+
+aten = torch.ops.aten
+
+
+def _position(ctx: Context, value: Expr, size: Poly, *, wraps: bool) -> Expr:
+    """An index value, checked against the size of its dimension."""
+    value = ctx.convert(value, DType.I64)
+    return pointwise("wrap_index" if wraps else "check_index", value, Index(size))
+
+
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(ctx: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
+    given = [k for k, i in enumerate(indices) if i is not None]
+    tensors = [i for i in indices if i is not None]
+    if any(not i.dtype.is_integer or i.dtype is DType.U8 for i in tensors):
+        raise Unsupported("indexing by a mask: the size of its result depends on data")
+    rank = max(i.ndim for i in tensors)
+    adjacent = given == list(range(given[0], given[-1] + 1))
+    front = given[0] if adjacent else 0  # where the dimensions of the indices go
+    shape = ctx.out.shape
+    index_shape = shape[front : front + rank]
+    axes = own_point(shape)
+    others = [p for k, p in enumerate(axes) if not front <= k < front + rank]
+    point: list[Poly] = []
+    for dim, extent in enumerate(x.shape):
+        tensor = indices[dim] if dim < len(indices) else None
+        if tensor is None:
+            point.append(others.pop(0))
+            continue
+        value = tensor.at(_shifted(tensor, index_shape, front))
+        point.append(indirect(_position(ctx, value, extent, wraps=True)))
+    return ctx.define(x.at(point))
+
+
+def _shifted(tensor: Ref, shape: Sequence[Poly], front: int) -> list[Poly]:
+    """The point of an index tensor broadcast to `shape`, whose axes start at `front`."""
+    missing = len(shape) - tensor.ndim
+    return [
+        Poly.ZERO if e is Poly.ONE else axis(front + missing + k, shape[missing + k])
+        for k, e in enumerate(tensor.shape)
+    ]
+
+
+@lowers(aten.index_select.default)
+def index_select(ctx: Context, x: Ref, dim: int, indices: Ref) -> Ref:
+    if not x.ndim:
+        raise Unsupported("index_select of a 0-d tensor")
+    dim = wrap_dim(dim, x.ndim)
+    point = list(own_point(ctx.out.shape))
+    value = indices.at([point[dim]] if indices.ndim else [])
+    point[dim] = indirect(_position(ctx, value, x.shape[dim], wraps=False))
+    return ctx.define(x.at(point))
+
+
+@lowers(aten.gather.default)
+def gather(ctx: Context, x: Ref, dim: int, indices: Ref, *, sparse_grad: bool = False) -> Ref:
+    if not x.ndim or not indices.ndim:
+        raise Unsupported("gather of a 0-d tensor")
+    dim = wrap_dim(dim, x.ndim)
+    point = list(own_point(ctx.out.shape))
+    value = indices.aligned(ctx.out.shape)
+    point[dim] = indirect(_position(ctx, value, x.shape[dim], wraps=False))
+    return ctx.define(x.at(point))
+
+
+@lowers(aten.embedding.default)
+def embedding(ctx: Context, weight: Ref, indices: Ref, *ignored: Any) -> Ref:
+    axes = own_point(ctx.out.shape)
+    value = indices.at(axes[: indices.ndim])
+    row = indirect(_position(ctx, value, weight.shape[0], wraps=False))
+    return ctx.define(weight.at([row, *axes[indices.ndim :]]))
+
+
+@lowers(aten.scatter.value)
+def scatter_value(ctx: Context, x: Ref, dim: int, indices: Ref, value: Operand) -> Ref:
+    return _scatter_one(ctx, x, dim, indices, ctx.stored(value, ctx.out.dtype))
+
+
+@lowers(aten.scatter.src)
+def scatter_source(ctx: Context, x: Ref, dim: int, indices: Ref, source: Ref) -> Ref:
+    if not x.ndim:
+        raise Unsupported("scatter into a 0-d tensor")
+    dim = wrap_dim(dim, x.ndim)
+    point = list(own_point(x.shape))
+    point[dim] = Poly.ZERO
+    point = [Poly.ZERO if source.shape[k] is Poly.ONE else p for k, p in enumerate(point)]
+    return _scatter_one(ctx, x, dim, indices, ctx.convert(source.at(point), ctx.out.dtype))
+
+
+def _scatter_one(ctx: Context, x: Ref, dim: int, indices: Ref, value: Expr) -> Ref:
+    """A scatter of one element per line: where the position is the index."""
+    if not x.ndim or indices.ndim != x.ndim:
+        raise Unsupported("scatter into a 0-d tensor")
+    dim = wrap_dim(dim, x.ndim)
+    if indices.shape[dim] is not Poly.ONE:
+        raise Unsupported("a scatter of several elements per line")
+    axes = own_point(x.shape)
+    point = [Poly.ZERO if indices.shape[k] is Poly.ONE else p for k, p in enumerate(axes)]
+    target = _position(ctx, indices.at(point), x.shape[dim], wraps=False)
+    here = [pointwise("eq", Index(axes[dim]), target)]
+    for k, extent in enumerate(x.shape):
+        if k != dim and indices.shape[k] is not extent:
+            here.append(less(axes[k], indices.shape[k]))
+    return ctx.define(pointwise("where", both(here), value, x.aligned(x.shape)))
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(ctx: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, accumulate: bool = False) -> Ref:
+    """x[mask] = a single value."""
+    if accumulate or len(indices) != 1 or indices[0] is None or indices[0].dtype is not DType.BOOL:
+        raise Unsupported("a scatter to indices that are data")
+    if any(extent is not Poly.ONE for extent in values.shape):
+        raise Unsupported("a masked scatter of several values")
+    mask = indices[0]
+    axes = own_point(x.shape)
+    value = ctx.convert(values.at([Poly.ZERO] * values.ndim), ctx.out.dtype)
+    return ctx.define(pointwise("where", mask.at(axes[: mask.ndim]), value, x.aligned(x.shape)))

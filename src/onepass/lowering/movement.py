@@ -1,0 +1,221 @@
+"""Movement: copies, joins, pads and scatters of slices, as masked regions of one iteration space.
+
+`where(d0 < n, a[d0], b[d0 - n])`: a load may be out of range where its condition is false; such
+points are never used. Values keep their stored type, so nothing is rounded on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Index, pointwise
+from ..ir.poly import Poly
+from .context import Context, Operand
+from .promotion import literal
+from .registry import Unsupported, lowers
+from .values import Ref, own_point
+from .views import slice_start, wrap_dim, wrap_index
+
+aten = torch.ops.aten
+
+
+def less(a: Poly, b: Poly) -> Expr:
+    """a < b, a literal where ranges prove it."""
+    return pointwise("lt", Index(a), Index(b))
+
+
+def at_least(a: Poly, b: Poly) -> Expr:
+    return pointwise("ge", Index(a), Index(b))
+
+
+def both(conditions: Sequence[Expr]) -> Expr:
+    """The conjunction of conditions; true for none."""
+    result: Expr = literal(True, DType.BOOL)
+    for number, condition in enumerate(conditions):
+        result = condition if number == 0 else pointwise("bitand", result, condition)
+    return result
+
+
+@lowers(aten.clone.default)
+def clone(ctx: Context, x: Ref, **options: Any) -> Ref:
+    return ctx.define(x.aligned(ctx.out.shape))
+
+
+@lowers(aten.copy.default)
+def copy(ctx: Context, x: Ref, source: Ref, non_blocking: bool = False) -> Ref:
+    if source.device != ctx.out.device and source.ndim:
+        raise Unsupported("a copy between devices")
+    return ctx.define(ctx.convert(source.aligned(ctx.out.shape), ctx.out.dtype, exact=True))
+
+
+@lowers(aten.fill.Scalar, aten.fill.Tensor)
+def fill(ctx: Context, x: Ref, value: Operand) -> Ref:
+    return ctx.define(ctx.stored(value, ctx.out.dtype))
+
+
+@lowers(aten.cat.default)
+def cat(ctx: Context, tensors: Sequence[Ref], dim: int = 0) -> Ref:
+    shape, dtype = ctx.out.shape, ctx.out.dtype
+    # Eager ignores inputs of shape (0,), whatever the rank of the others.
+    parts = [x for x in tensors if x.ndim == len(shape) and x.shape[wrap_dim(dim, x.ndim)] is not Poly.ZERO]
+    if not parts:
+        return ctx.define(literal(0, dtype))
+    dim = wrap_dim(dim, len(shape))
+    axes = own_point(shape)
+    starts = [Poly.ZERO]
+    for part in parts:
+        starts.append(starts[-1] + part.shape[dim])
+    values: list[Expr] = []
+    for part, start in zip(parts, starts, strict=False):
+        point = list(axes)
+        point[dim] = Poly.ZERO if part.shape[dim] is Poly.ONE else axes[dim] - start
+        values.append(ctx.convert(part.at(point), dtype))
+    return ctx.define(_choose(axes[dim], values, starts[1:]))
+
+
+def _choose(at: Poly, values: Sequence[Expr], ends: Sequence[Poly]) -> Expr:
+    """values[k] where `at` is before ends[k]: a balanced tree, so that many inputs stay shallow."""
+    if len(values) == 1:
+        return values[0]
+    half = len(values) // 2
+    left, right = _choose(at, values[:half], ends[:half]), _choose(at, values[half:], ends[half:])
+    return pointwise("where", less(at, ends[half - 1]), left, right)
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad_nd(ctx: Context, x: Ref, pad: Sequence[int | Poly], value: float | int | bool = 0) -> Ref:
+    point = list(own_point(ctx.out.shape))
+    inside: list[Expr] = []
+    for number in range(len(pad) // 2):
+        dim = x.ndim - 1 - number
+        before, after = Poly.of(pad[2 * number]), Poly.of(pad[2 * number + 1])
+        at = point[dim]
+        point[dim] = Poly.ZERO if x.shape[dim] is Poly.ONE else at - before
+        # A negative pad only crops.
+        if not _is_crop(before):
+            inside.append(at_least(at, before))
+        if not _is_crop(after):
+            inside.append(less(at, before + x.shape[dim]))
+    filled = literal(value, ctx.out.dtype)
+    return ctx.define(pointwise("where", both(inside), x.at(point), filled))
+
+
+def _is_crop(amount: Poly) -> bool:
+    constant = amount.constant
+    return constant is not None and constant <= 0
+
+
+@lowers(aten.flip.default)
+def flip(ctx: Context, x: Ref, dims: Sequence[int]) -> Ref:
+    point = list(own_point(x.shape))
+    for dim in {wrap_dim(d, x.ndim) for d in dims}:
+        if x.ndim and x.shape[dim] is not Poly.ONE:
+            point[dim] = x.shape[dim] - 1 - point[dim]
+    return ctx.define(x.at(point))
+
+
+@lowers(aten.roll.default)
+def roll(ctx: Context, x: Ref, shifts: Sequence[int | Poly], dims: Sequence[int] = ()) -> Ref:
+    if not dims:
+        if x.ndim > 1:
+            raise Unsupported("a roll of the flattened tensor")
+        dims = [0]
+    point = list(own_point(x.shape))
+    if not x.ndim or any(e is Poly.ZERO for e in x.shape):
+        return ctx.define(x.at(point))
+    total: dict[int, Poly] = {}
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim = wrap_dim(dim, x.ndim)
+        total[dim] = total.get(dim, Poly.ZERO) + shift
+    return ctx.define(_rolled(x, point, list(total.items())))
+
+
+def _rolled(x: Ref, point: list[Poly], shifts: list[tuple[int, Poly]]) -> Expr:
+    if not shifts:
+        return x.at(point)
+    (dim, amount), *rest = shifts
+    size = x.shape[dim]
+    shift = amount % size
+    if shift is Poly.ZERO:
+        return _rolled(x, point, rest)
+    here = point[dim]
+    wrapped, moved = list(point), list(point)
+    wrapped[dim], moved[dim] = here - shift + size, here - shift
+    return pointwise("where", less(here, shift), _rolled(x, wrapped, rest), _rolled(x, moved, rest))
+
+
+@lowers(aten.repeat.default)
+def repeat(ctx: Context, x: Ref, repeats: Sequence[int | Poly]) -> Ref:
+    axes = own_point(ctx.out.shape)
+    missing = len(ctx.out.shape) - x.ndim
+    if any(e is Poly.ZERO for e in x.shape):
+        return ctx.define(literal(0, ctx.out.dtype))
+    point = [axes[k + missing] % size for k, size in enumerate(x.shape)]
+    return ctx.define(x.at(point))
+
+
+@lowers(aten.tril.default)
+def tril(ctx: Context, x: Ref, diagonal: int | Poly = 0) -> Ref:
+    *_, row, column = own_point(x.shape)
+    keep = pointwise("le", Index(column), Index(row + diagonal))
+    return ctx.define(pointwise("where", keep, x.aligned(x.shape), literal(0, x.dtype)))
+
+
+@lowers(aten.triu.default)
+def triu(ctx: Context, x: Ref, diagonal: int | Poly = 0) -> Ref:
+    *_, row, column = own_point(x.shape)
+    keep = at_least(column, row + diagonal)
+    return ctx.define(pointwise("where", keep, x.aligned(x.shape), literal(0, x.dtype)))
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(ctx: Context, x: Ref, source: Ref, dim: int, index: int | Poly) -> Ref:
+    dim = wrap_dim(dim, x.ndim)
+    axes = own_point(x.shape)
+    point = [p for k, p in enumerate(axes) if k != dim]
+    here = pointwise("eq", Index(axes[dim]), Index(wrap_index(index, x.shape[dim])))
+    value = ctx.convert(source.at(point), ctx.out.dtype)
+    return ctx.define(pointwise("where", here, value, x.aligned(x.shape)))
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    ctx: Context,
+    x: Ref,
+    source: Ref,
+    dim: int = 0,
+    start: int | Poly | None = None,
+    end: Any = None,
+    step: int | Poly = 1,
+) -> Ref:
+    dim = wrap_dim(dim, x.ndim)
+    axes = own_point(x.shape)
+    begin, at = slice_start(start, x.shape[dim]), axes[dim]
+    length = source.shape[dim]
+    inside = [at_least(at, begin)] if begin is not Poly.ZERO else []
+    if step != 1:
+        inside.append(pointwise("eq", Index((at - begin) % step), Index(Poly.ZERO)))
+    last = begin + length * step
+    if last is not x.shape[dim]:
+        inside.append(less(at, last))
+    point = [Poly.ZERO if source.shape[k] is Poly.ONE else p for k, p in enumerate(axes)]
+    if length is not Poly.ONE:
+        point[dim] = (at - begin) // step
+    value = ctx.convert(source.at(point), ctx.out.dtype)
+    return ctx.define(pointwise("where", both(inside), value, x.aligned(x.shape)))
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(ctx: Context, x: Ref, source: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
+    first, second = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
+    axes = own_point(x.shape)
+    on_diagonal = pointwise("eq", Index(axes[second]), Index(axes[first] + offset))
+    along = axes[first] if offset >= 0 else axes[second]
+    point = [p for k, p in enumerate(axes) if k not in (first, second)]
+    point.append(Poly.ZERO if source.shape[-1] is Poly.ONE else along)
+    value = ctx.convert(source.at(point), ctx.out.dtype)
+    return ctx.define(pointwise("where", on_diagonal, value, x.aligned(x.shape)))

@@ -1,0 +1,88 @@
+"""Type promotion, as aten does it: tensors with dimensions, then 0-d tensors, then Python numbers.
+
+Also literals: a Python number as the value a dtype holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..ir.dtypes import DType, from_torch
+from ..ir.expr import Const, const
+from ..ir.poly import Poly
+from .values import Ref
+
+
+def common_dtype(operands: Iterable[Any]) -> DType:
+    """The dtype aten computes a mixture of refs, sizes and numbers in."""
+    groups: list[torch.dtype | None] = [None, None, None]
+    for operand in operands:
+        rank, dtype = _rank(operand)
+        known = groups[rank]
+        groups[rank] = dtype if known is None else torch.promote_types(known, dtype)
+    result: torch.dtype | None = None
+    for dtype in groups:
+        if dtype is None:
+            continue
+        if result is None:
+            result = dtype
+        elif _category(dtype) > _category(result):
+            result = torch.promote_types(result, dtype)
+    assert result is not None
+    found = from_torch(result)
+    assert found is not None
+    return found
+
+
+def _rank(operand: Any) -> tuple[int, torch.dtype]:
+    match operand:
+        case Ref():
+            torch_dtype: Any = operand.dtype.torch
+            return (0 if operand.ndim else 1), torch_dtype
+        case bool():
+            return 2, torch.bool
+        case int() | Poly():
+            return 2, torch.int64
+        case float():
+            return 2, torch.get_default_dtype()
+    raise TypeError(f"not an operand: {operand!r}")
+
+
+def _category(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
+
+
+def literal(value: float | int | bool, dtype: DType) -> Const:
+    """The number as `dtype` holds it (rounded, wrapped)."""
+    if dtype is DType.F32:
+        value = ctypes.c_float(float(value)).value
+    elif dtype is DType.BF16:
+        value = _round_bfloat16(float(value))
+    elif dtype is DType.F16:
+        value = _round_float16(float(value))
+    elif dtype.is_integer and isinstance(value, float):
+        value = int(value)
+    return const(value, dtype)
+
+
+def _round_bfloat16(value: float) -> float:
+    value = ctypes.c_float(value).value
+    if value != value or value in (float("inf"), float("-inf")):
+        return value
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    rounded: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return rounded
+
+
+def _round_float16(value: float) -> float:
+    try:
+        rounded: float = struct.unpack("<e", struct.pack("<e", value))[0]
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+    return rounded

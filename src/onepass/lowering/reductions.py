@@ -1,0 +1,284 @@
+"""Reductions: one `Reduce` at the root of a definition, whatever comes before it inside.
+
+16-bit floats accumulate in float32. What follows a reduction (the division of a mean) is a
+definition of its own, so that fusion decides where it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Index, Part, Reduce, pointwise
+from ..ir.poly import Axis, Poly, product
+from .context import Context
+from .promotion import literal
+from .registry import lowers
+from .values import Ref, Shape, axis, linear_position
+from .views import wrap_dim
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+Dims = Sequence[int] | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a reduction reads: the point of its input, over the result's axes and its own."""
+
+    shape: Shape  # of the result
+    point: Shape
+    over: tuple[Axis, ...]
+    reduced: Shape  # sizes of the reduced dimensions
+    position: Poly  # row-major position within the reduced dimensions
+
+    @property
+    def count(self) -> Poly:
+        return product(self.reduced)
+
+
+def frame(x: Ref, dims: Dims, keepdim: bool) -> Frame:
+    """The frame of a reduction over `dims`; all of them if there are none."""
+    chosen = [dims] if isinstance(dims, int) else list(dims or ())
+    which = {wrap_dim(d, x.ndim) for d in chosen} if chosen else set(range(x.ndim))
+    shape: list[Poly] = []
+    point: list[Poly] = []
+    inner: list[Poly] = []
+    reduced: list[Poly] = []
+    for number, extent in enumerate(x.shape):
+        if number in which:
+            inner.append(axis(len(reduced), extent, "r"))
+            point.append(inner[-1])
+            reduced.append(extent)
+            if keepdim:
+                shape.append(Poly.ONE)
+        else:
+            point.append(axis(len(shape), extent))
+            shape.append(extent)
+    over = tuple(a for a in (p.axis for p in inner) if a is not None)
+    return Frame(tuple(shape), tuple(point), over, tuple(reduced), linear_position(inner, reduced))
+
+
+def reduce(monoid: str, value: Expr, at: Frame) -> Expr:
+    """The reduction of `value` over the frame; of one element, the element."""
+    if not at.over:
+        return value
+    return Part(Reduce(monoid, (value,), at.over), 0)
+
+
+def _input(ctx: Context, x: Ref, at: Frame, dtype: DType, *, exact: bool = False) -> Expr:
+    """The element being reduced, converted as eager converts it and ready to accumulate."""
+    value = x.at(at.point)
+    if x.dtype is not dtype and not (x.dtype.is_half and dtype is DType.F32):
+        value = ctx.convert(value, dtype, exact=True)
+    return ctx.computing(value, dtype, exact=exact)
+
+
+def _simple(ctx: Context, monoid: str, x: Ref, dims: Dims, keepdim: bool, *, exact: bool = False) -> Ref:
+    at = frame(x, dims, keepdim)
+    return ctx.define(reduce(monoid, _input(ctx, x, at, ctx.out.dtype, exact=exact), at))
+
+
+@lowers(aten.sum.dim_IntList, prims.sum.default)
+def sum_dims(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any) -> Ref:
+    return _simple(ctx, "any" if ctx.out.dtype is DType.BOOL else "sum", x, dims, keepdim)
+
+
+@lowers(aten.sum.default)
+def sum_all(ctx: Context, x: Ref, **options: Any) -> Ref:
+    return sum_dims(ctx, x)
+
+
+@lowers(aten.prod.default)
+def prod_all(ctx: Context, x: Ref, **options: Any) -> Ref:
+    return _simple(ctx, "all" if ctx.out.dtype is DType.BOOL else "prod", x, None, False)
+
+
+@lowers(aten.prod.dim_int)
+def prod_dim(ctx: Context, x: Ref, dim: int, keepdim: bool = False, **options: Any) -> Ref:
+    return _simple(ctx, "all" if ctx.out.dtype is DType.BOOL else "prod", x, dim, keepdim)
+
+
+@lowers(aten.mean.dim)
+def mean(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any) -> Ref:
+    at = frame(x, dims, keepdim)
+    compute = ctx.out.dtype.compute
+    total = ctx.define_internal(reduce("sum", _input(ctx, x, at, ctx.out.dtype), at), at.shape, compute)
+    return ctx.define(pointwise("div", total.aligned(at.shape), ctx.size(at.count, compute)))
+
+
+@lowers(aten.mean.default)
+def mean_all(ctx: Context, x: Ref, **options: Any) -> Ref:
+    return mean(ctx, x)
+
+
+@lowers(aten.amax.default, prims.amax.default)
+def amax(ctx: Context, x: Ref, dims: Dims = (), keepdim: bool = False, **options: Any) -> Ref:
+    return _simple(ctx, "any" if x.dtype is DType.BOOL else "max", x, dims, keepdim)
+
+
+@lowers(aten.amin.default, prims.amin.default)
+def amin(ctx: Context, x: Ref, dims: Dims = (), keepdim: bool = False, **options: Any) -> Ref:
+    return _simple(ctx, "all" if x.dtype is DType.BOOL else "min", x, dims, keepdim)
+
+
+@lowers(aten.max.default)
+def max_all(ctx: Context, x: Ref) -> Ref:
+    return amax(ctx, x)
+
+
+@lowers(aten.min.default)
+def min_all(ctx: Context, x: Ref) -> Ref:
+    return amin(ctx, x)
+
+
+@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+def any_(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False) -> Ref:
+    return _truth(ctx, "any", x, dims, keepdim)
+
+
+@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+def all_(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False) -> Ref:
+    return _truth(ctx, "all", x, dims, keepdim)
+
+
+def _truth(ctx: Context, monoid: str, x: Ref, dims: Dims, keepdim: bool) -> Ref:
+    at = frame(x, dims, keepdim)
+    value = x.at(at.point)
+    if x.dtype is not DType.BOOL:
+        value = ctx.computing(value, x.dtype, exact=True)
+        value = pointwise("ne", value, literal(0, value.dtype))
+    if ctx.out.dtype is DType.BOOL:
+        return ctx.define(reduce(monoid, value, at))
+    found = ctx.define_internal(reduce(monoid, value, at), at.shape, DType.BOOL)  # uint8 in, uint8 out
+    return ctx.define(found.aligned(at.shape))
+
+
+# value and index
+
+
+def _extreme(ctx: Context, monoid: str, x: Ref, dim: int | None, keepdim: bool) -> tuple[Frame, Expr, Expr]:
+    at = frame(x, None if dim is None else [dim], keepdim)
+    value = ctx.computing(x.at(at.point), x.dtype, exact=True)
+    if value.dtype is DType.BOOL:
+        value = pointwise("cast", value, dtype=DType.U8)
+    if not at.over:
+        return at, value, literal(0, DType.I64)
+    state = Reduce(monoid, (value, Index(at.position)), at.over)
+    return at, Part(state, 0), Part(state, 1)
+
+
+@lowers(aten.argmax.default)
+def argmax(ctx: Context, x: Ref, dim: int | None = None, keepdim: bool = False) -> Ref:
+    return ctx.define(_extreme(ctx, "argmax", x, dim, keepdim)[2])
+
+
+@lowers(aten.argmin.default)
+def argmin(ctx: Context, x: Ref, dim: int | None = None, keepdim: bool = False) -> Ref:
+    return ctx.define(_extreme(ctx, "argmin", x, dim, keepdim)[2])
+
+
+@lowers(aten.max.dim)
+def max_dim(ctx: Context, x: Ref, dim: int, keepdim: bool = False) -> tuple[Ref, Ref]:
+    return _value_and_index(ctx, "argmax", x, dim, keepdim)
+
+
+@lowers(aten.min.dim)
+def min_dim(ctx: Context, x: Ref, dim: int, keepdim: bool = False) -> tuple[Ref, Ref]:
+    return _value_and_index(ctx, "argmin", x, dim, keepdim)
+
+
+def _value_and_index(ctx: Context, monoid: str, x: Ref, dim: int, keepdim: bool) -> tuple[Ref, Ref]:
+    _, value, index = _extreme(ctx, monoid, x, dim, keepdim)
+    return ctx.define(value, ctx.outs[0]), ctx.define(index, ctx.outs[1])
+
+
+# variance
+
+
+def _variance(
+    ctx: Context, x: Ref, dims: Dims, correction: float | int | None, keepdim: bool, dtype: DType
+) -> tuple[Frame, Expr, Expr]:
+    """(frame, variance, mean) by Welford's method, each as a value over the frame's shape."""
+    at = frame(x, dims, keepdim)
+    compute = dtype.compute
+    value = _input(ctx, x, at, dtype)
+    if at.over:
+        state = Reduce("welford", (value,), at.over)
+        mean_value, squares = Part(state, 0), Part(state, 1)
+    else:
+        deviation = pointwise("sub", value, value)  # 0, or NaN of a value that is not finite
+        mean_value, squares = value, deviation
+    total = ctx.define_internal(squares, at.shape, compute).aligned(at.shape)
+    average = ctx.define_internal(mean_value, at.shape, compute).aligned(at.shape)
+    return at, pointwise("div", total, _degrees(ctx, at.count, correction, compute)), average
+
+
+def _degrees(ctx: Context, count: Poly, correction: float | int | None, dtype: DType) -> Expr:
+    """max(count - correction, 0)."""
+    correction = 1 if correction is None else correction
+    constant = count.constant
+    if constant is not None:
+        return literal(max(constant - correction, 0), dtype)
+    left = pointwise("sub", ctx.size(count, dtype), literal(correction, dtype))
+    return pointwise("maximum", left, literal(0, dtype))
+
+
+@lowers(aten.var.correction)
+def var(ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Ref:
+    return ctx.define(_variance(ctx, x, dims, correction, keepdim, ctx.out.dtype)[1])
+
+
+@lowers(aten.std.correction)
+def std(ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Ref:
+    return ctx.define(pointwise("sqrt", _variance(ctx, x, dims, correction, keepdim, ctx.out.dtype)[1]))
+
+
+@lowers(aten.var_mean.correction)
+def var_mean(
+    ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Ref, Ref]:
+    _, variance, average = _variance(ctx, x, dims, correction, keepdim, ctx.out.dtype)
+    return ctx.define(variance, ctx.outs[0]), ctx.define(average, ctx.outs[1])
+
+
+@lowers(aten.std_mean.correction)
+def std_mean(
+    ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Ref, Ref]:
+    _, variance, average = _variance(ctx, x, dims, correction, keepdim, ctx.out.dtype)
+    return ctx.define(pointwise("sqrt", variance), ctx.outs[0]), ctx.define(average, ctx.outs[1])
+
+
+# norms
+
+
+@lowers(aten.linalg_vector_norm.default)
+def vector_norm(
+    ctx: Context, x: Ref, order: float | int = 2, dims: Dims = None, keepdim: bool = False, **options: Any
+) -> Ref:
+    at = frame(x, dims, keepdim)
+    dtype = ctx.out.dtype
+    compute = dtype.compute
+    size = pointwise("abs", _input(ctx, x, at, dtype))
+    if order in (math.inf, -math.inf):
+        return ctx.define(reduce("max" if order > 0 else "min", size, at))
+    if order == 0:
+        stored = ctx.computing(x.at(at.point), x.dtype, exact=True)
+        present = pointwise("ne", stored, literal(0, stored.dtype))
+        return ctx.define(reduce("sum", pointwise("cast", present, dtype=compute), at))
+    if order == 1:
+        return ctx.define(reduce("sum", size, at))
+    if order == 2:
+        powered = pointwise("mul", size, size)
+    else:
+        powered = pointwise("pow", size, literal(order, compute))
+    total = ctx.define_internal(reduce("sum", powered, at), at.shape, compute).aligned(at.shape)
+    if order == 2:
+        return ctx.define(pointwise("sqrt", total))
+    return ctx.define(pointwise("pow", total, literal(1 / order, compute)))

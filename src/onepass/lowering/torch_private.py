@@ -1,0 +1,40 @@
+"""Every private torch name that lowering uses, in one place.
+
+If a torch release moves one of these, this file is the only one to change.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._decomp import decomposition_table as every_decomposition
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims_common import elementwise_dtypes, type_to_dtype
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
+
+__all__ = [
+    "CleanDiv",
+    "FakeTensor",
+    "FloorDiv",
+    "HigherOrderOperator",
+    "Mod",
+    "OpOverload",
+    "PythonMod",
+    "StorageWeakRef",
+    "core_aten_decompositions",
+    "elementwise_dtypes",
+    "every_decomposition",
+    "free_unbacked_symbols",
+    "make_fx",
+    "storage_key",
+    "type_to_dtype",
+]
+
+
+def storage_key(tensor: torch.Tensor) -> object:
+    """Equal for tensors that share a storage."""
+    return StorageWeakRef(tensor.untyped_storage())

@@ -1,0 +1,194 @@
+"""Views: operations that only rewrite index maps and define nothing.
+
+The shape of a view comes from FX; arguments say how its points map to the source. A size or offset
+that cannot be placed for symbolic sizes raises `Unsupported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..ir.poly import Poly, nonnegative
+from ..ir.program import contiguous_strides
+from .context import Context
+from .registry import Unsupported, lowers
+from .values import Ref, axis, own_point, reshape_point, split_linear
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def wrap_dim(dim: int, ndim: int) -> int:
+    """A dimension counted from either end, as one from the front."""
+    return dim + max(ndim, 1) if dim < 0 else dim
+
+
+def wrap_index(index: int | Poly, size: Poly) -> Poly:
+    """A position counted from either end; must be provably one or the other."""
+    position = Poly.of(index)
+    if nonnegative(position):
+        return position
+    if nonnegative(-position - 1) and nonnegative(position + size):
+        return position + size
+    raise Unsupported(f"index {position} of a dimension of size {size} may be negative")
+
+
+@lowers(
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.alias_copy.default,
+    aten.detach_copy.default,
+    aten.lift_fresh_copy.default,
+    prims.view_of.default,
+)
+def alias(ctx: Context, x: Ref) -> Ref:
+    return x
+
+
+@lowers(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default)
+def view(ctx: Context, x: Ref, size: Any) -> Ref:
+    shape = ctx.out.shape
+    return x if shape == x.shape else x.view(shape, reshape_point(x.shape, shape))
+
+
+@lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
+def unsqueeze(ctx: Context, x: Ref, dim: int) -> Ref:
+    return view(ctx, x, None)
+
+
+@lowers(
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze_copy.default,
+    aten.squeeze_copy.dim,
+    aten.squeeze_copy.dims,
+)
+def squeeze(ctx: Context, x: Ref, dims: Any = None) -> Ref:
+    return view(ctx, x, None)
+
+
+@lowers(aten.permute.default, aten.permute_copy.default)
+def permute(ctx: Context, x: Ref, dims: Sequence[int]) -> Ref:
+    axes = own_point(ctx.out.shape)
+    point = [Poly.ZERO] * x.ndim
+    for to, source in enumerate(dims):
+        point[wrap_dim(source, x.ndim)] = axes[to]
+    return x.view(ctx.out.shape, point)
+
+
+@lowers(aten.transpose.int, aten.transpose_copy.int)
+def transpose(ctx: Context, x: Ref, a: int, b: int) -> Ref:
+    order = list(range(x.ndim))
+    if order:
+        a, b = wrap_dim(a, x.ndim), wrap_dim(b, x.ndim)
+        order[a], order[b] = order[b], order[a]
+    return permute(ctx, x, order)
+
+
+@lowers(aten.t.default, aten.t_copy.default)
+def t(ctx: Context, x: Ref) -> Ref:
+    return permute(ctx, x, list(reversed(range(x.ndim))))
+
+
+@lowers(aten.expand.default, aten.expand_copy.default)
+def expand(ctx: Context, x: Ref, size: Any, implicit: bool = False) -> Ref:
+    shape = ctx.out.shape
+    missing = len(shape) - x.ndim
+    point = [Poly.ZERO if e is Poly.ONE else axis(k + missing, shape[k + missing]) for k, e in enumerate(x.shape)]
+    return x.view(shape, point)
+
+
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
+def slice_(
+    ctx: Context, x: Ref, dim: int = 0, start: int | Poly | None = None, end: Any = None, step: int | Poly = 1
+) -> Ref:
+    dim = wrap_dim(dim, x.ndim)
+    point = list(own_point(ctx.out.shape))
+    # Past the end the slice is empty, so the start needs no clamp from above.
+    point[dim] = slice_start(start, x.shape[dim]) + point[dim] * step
+    return x.view(ctx.out.shape, point)
+
+
+def slice_start(start: int | Poly | None, size: Poly) -> Poly:
+    """Where a slice begins; a start before the front is clamped to 0."""
+    if start is None:
+        return Poly.ZERO
+    if isinstance(start, int) and start < 0 and size.constant is not None:
+        return Poly.of(max(0, size.constant + start))
+    return wrap_index(start, size)
+
+
+@lowers(aten.select.int, aten.select_copy.int)
+def select(ctx: Context, x: Ref, dim: int, index: int | Poly) -> Ref:
+    dim = wrap_dim(dim, x.ndim)
+    point = list(own_point(ctx.out.shape))
+    point.insert(dim, wrap_index(index, x.shape[dim]))
+    return x.view(ctx.out.shape, point)
+
+
+@lowers(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unsafe_split.Tensor,
+    aten.split_with_sizes_copy.default,
+    aten.split_copy.Tensor,
+)
+def split(ctx: Context, x: Ref, sizes: Any, dim: int = 0) -> tuple[Ref, ...]:
+    dim = wrap_dim(dim, x.ndim)
+    parts: list[Ref] = []
+    start = Poly.ZERO
+    for meta in ctx.outs:
+        point = list(own_point(meta.shape))
+        point[dim] = point[dim] + start
+        parts.append(x.view(meta.shape, point))
+        start = start + meta.shape[dim]
+    return tuple(parts)
+
+
+@lowers(aten.unbind.int, aten.unbind_copy.int)
+def unbind(ctx: Context, x: Ref, dim: int = 0) -> tuple[Ref, ...]:
+    dim = wrap_dim(dim, x.ndim)
+    parts: list[Ref] = []
+    for number, meta in enumerate(ctx.outs):
+        point = list(own_point(meta.shape))
+        point.insert(dim, Poly.of(number))
+        parts.append(x.view(meta.shape, point))
+    return tuple(parts)
+
+
+@lowers(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(ctx: Context, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
+    first, second = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
+    *rest, along = own_point(ctx.out.shape)
+    point = list(rest)
+    for dim in sorted((first, second)):
+        point.insert(dim, along + (max(-offset, 0) if dim == first else max(offset, 0)))
+    return x.view(ctx.out.shape, point)
+
+
+@lowers(aten.unfold.default, aten.unfold_copy.default)
+def unfold(ctx: Context, x: Ref, dim: int, size: int, step: int) -> Ref:
+    *point, within = own_point(ctx.out.shape)
+    if not x.ndim:
+        return x.view(ctx.out.shape, ())
+    dim = wrap_dim(dim, x.ndim)
+    point[dim] = point[dim] * step + within
+    return x.view(ctx.out.shape, point)
+
+
+@lowers(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(ctx: Context, x: Ref, size: Any, stride: Any, storage_offset: int | Poly | None = None) -> Ref:
+    """Only of a whole row-major buffer: strides in its storage are then positions in it."""
+    buffer = x.buffer
+    if not x.is_whole or buffer.strides != contiguous_strides(buffer.shape) or buffer.name.startswith("a"):
+        raise Unsupported("as_strided of a tensor whose storage has another layout")
+    position = Poly.of(storage_offset or 0)
+    for at, step in zip(own_point(ctx.out.shape), stride, strict=True):
+        position = position + at * step
+    return x.view(ctx.out.shape, split_linear(position, x.shape))
