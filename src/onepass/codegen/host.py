@@ -25,6 +25,7 @@ from ..ir.source import (
     Bind,
     Call,
     Check,
+    Constant,
     Copy,
     Free,
     HostProgram,
@@ -68,7 +69,7 @@ def emit_host(
     outputs = tuple(emitter.tree(o) for o in program.outputs)
     emitter.write_back()
     instructions = (*emitter.binds(program), *emitter.instructions)
-    return HostProgram(emitter.input_names, instructions, outputs, emitter.live)
+    return HostProgram(emitter.input_names, instructions, outputs, tuple(emitter.constants), emitter.live)
 
 
 def size_text(poly: Poly, names: dict[Symbol, str]) -> str:
@@ -176,6 +177,7 @@ class _Emitter:
     def __init__(self, plan: FusionPlan, uses: _Uses, kernel_numbers: dict[Kernel, int]) -> None:
         self.instructions: list[Instruction] = []
         self.input_names: tuple[str, ...] = ()
+        self.constants: list[torch.Tensor] = []
         self.live: dict[str, Any] = {}
         self._plan, self._uses, self._kernel_numbers = plan, uses, kernel_numbers
         self._names: dict[Thing, str] = {}
@@ -347,6 +349,8 @@ class _Emitter:
             case Poly() | Symbol():
                 constant = Poly.of(tree).constant
                 return SizeOf(self._size(tree)) if constant is None else constant
+            case torch.Tensor():
+                return self._constant(tree)
             case list():
                 return [self.tree(x) for x in tree]
             case tuple() if type(tree) in (tuple, torch.Size):
@@ -365,6 +369,13 @@ class _Emitter:
         if view.is_whole:
             return Ref(name)
         return Ref(name, self._shape(view.shape), self._shape(view.strides), self._size(view.offset))
+
+    def _constant(self, tensor: torch.Tensor) -> Constant:
+        for number, known in enumerate(self.constants):
+            if known is tensor:
+                return Constant(number)
+        self.constants.append(tensor)
+        return Constant(len(self.constants) - 1)
 
     def _keep_alive(self, value: Any) -> Live:
         for name, known in self.live.items():

@@ -25,14 +25,20 @@ _ALLOWED: tuple[tuple[Any, str], ...] = (
 )
 
 
+def graph_constant(value: torch.Tensor) -> torch.Tensor:
+    """The operation of an extern that only names a tensor that is part of the graph."""
+    return value
+
+
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, Callable[..., Any]]:
-    return {
+    listed = {
         f"{module.__name__}.{name}": getattr(module, name)
         for module, names in _ALLOWED
         for name in names.split()
         if hasattr(module, name)
     }
+    return {**listed, "onepass.graph_constant": graph_constant}
 
 
 @lru_cache(maxsize=1)

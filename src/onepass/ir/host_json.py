@@ -15,6 +15,7 @@ from .source import (
     Bind,
     Call,
     Check,
+    Constant,
     Copy,
     Free,
     HostProgram,
@@ -48,13 +49,14 @@ def host_to_json(host: HostProgram) -> dict[str, Any]:
     }
 
 
-def host_from_json(data: Any) -> HostProgram:
-    """The program that `host_to_json` wrote."""
+def host_from_json(data: Any, constants: tuple[Any, ...] = ()) -> HostProgram:
+    """The program that `host_to_json` wrote, with the constants of the graph it is to run."""
     try:
         return HostProgram(
             tuple(data["inputs"]),
             tuple(_decode_instruction(i) for i in data["instructions"]),
             tuple(decode_tree(o) for o in data["outputs"]),
+            constants,
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise MalformedProgram(f"not a host program: {error!r}") from error
@@ -109,6 +111,8 @@ def encode_tree(tree: Tree) -> Any:
             return {"t": "size", "v": tree.expression}
         case TorchValue():
             return {"t": "torch", "v": [tree.kind, tree.name]}
+        case Constant():
+            return {"t": "constant", "v": tree.number}
         case _ if tree is ...:
             return {"t": "ellipsis", "v": None}
     raise ValueError(f"no JSON form for {type(tree).__name__}")
@@ -123,6 +127,7 @@ _DECODERS: dict[str, Callable[[Any], Tree]] = {
     "ref": lambda v: Ref(v[0], _names(v[1]), _names(v[2]), v[3]),
     "size": SizeOf,
     "torch": lambda v: TorchValue(*v),
+    "constant": Constant,
     "ellipsis": lambda v: ...,
 }
 

@@ -58,8 +58,15 @@ class Live:
     name: str
 
 
-# What argument and output trees hold: lists, tuples, dicts and slices of Ref, SizeOf, TorchValue, Live,
-# None, bool, int, float, complex and str.
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that is part of the graph: `HostProgram.constants[number]`."""
+
+    number: int
+
+
+# What argument and output trees hold: lists, tuples, dicts and slices of Ref, SizeOf, TorchValue, Constant,
+# Live, None, bool, int, float, complex and str.
 Tree: TypeAlias = Any
 
 
@@ -144,11 +151,15 @@ Instruction: TypeAlias = Bind | Check | WriteBack | Allocate | Launch | Call | C
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """What runs per call: inputs in call order, instructions, and the tree of each output."""
+    """What runs per call: inputs in call order, instructions, and the tree of each output.
+
+    `constants` are not written down: whoever reads the program back supplies those of the graph at hand.
+    """
 
     inputs: tuple[str, ...]
     instructions: tuple[Instruction, ...]
     outputs: tuple[Tree, ...]
+    constants: tuple[Any, ...] = field(default=(), compare=False)
     live: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property

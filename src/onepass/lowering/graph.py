@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..ir.callables import graph_constant
 from ..ir.expr import Expr, Load, postorder
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
@@ -116,7 +117,7 @@ class _Lowering:
         value = operator.attrgetter(str(node.target))(self.module)
         if not isinstance(value, torch.Tensor):
             return value
-        return self.extern_call(node, _constant, (value,), {}, "a constant of the graph")
+        return self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
 
     # operations
 
@@ -175,7 +176,7 @@ class _Lowering:
         return self.extern_call(node, node.target, tuple(args), dict(kwargs), why)
 
     def extern_call(self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
-        value = node.meta.get("val", args[0] if target is _constant else None)
+        value = node.meta.get("val", args[0] if target is graph_constant else None)
         ordered = is_ordered(target) or node.is_impure()
         if isinstance(value, torch.Tensor):
             try:
@@ -252,11 +253,6 @@ class _Lowering:
             copy = self.ctx.copy_of(value, meta)
             view = View(copy.buffer, meta.shape, meta.strides, Poly.ZERO)
         return view
-
-
-def _constant(value: torch.Tensor) -> torch.Tensor:
-    """A tensor that is part of the graph."""
-    return value
 
 
 def _own_meta(ref: Ref) -> TensorMeta:

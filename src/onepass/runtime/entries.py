@@ -6,6 +6,7 @@ is built again from the source kept here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,13 @@ class GraphEntry:
     nodes: tuple[str, ...] = ()
 
 
-def save_graph(cache: Cache, key: str, entry: GraphEntry) -> bool:
-    """Store the entry; False where the graph has no written form or the cache cannot be written."""
-    if not entry.host.cacheable:
+def save_graph(cache: Cache, key: str, entry: GraphEntry, constants: Sequence[Any] = ()) -> bool:
+    """Store the entry; False where the graph has no written form or the cache cannot be written.
+
+    `constants` are all tensors of the graph in its order: those the program uses are stored as positions.
+    """
+    positions = [next((n for n, c in enumerate(constants) if c is used), None) for used in entry.host.constants]
+    if not entry.host.cacheable or None in positions:
         return False
     try:
         data = {
@@ -35,27 +40,32 @@ def save_graph(cache: Cache, key: str, entry: GraphEntry) -> bool:
             "kernels": [kernel_to_json(k) for k in entry.kernels],
             "record": entry.record.to_json(),
             "nodes": list(entry.nodes),
+            "constants": positions,
         }
     except ValueError:  # an argument without a JSON form
         return False
     return cache.write_graph(key, data)
 
 
-def load_graph(cache: Cache, key: str) -> GraphEntry | None:
-    """The entry stored under the key. One that cannot be understood is removed."""
+def load_graph(cache: Cache, key: str, constants: Sequence[Any] = ()) -> GraphEntry | None:
+    """The entry stored under the key, with the constants of the graph at hand.
+
+    One that cannot be understood is removed.
+    """
     data = cache.read_graph(key)
     if data is None:
         return None
     try:
-        return _decode(data)
-    except (MalformedProgram, KeyError, TypeError, AttributeError):
+        return _decode(data, constants)
+    except (MalformedProgram, LookupError, TypeError, AttributeError):
         cache.discard_graph(key)
         return None
 
 
-def _decode(data: Any) -> GraphEntry:
+def _decode(data: Any, constants: Sequence[Any]) -> GraphEntry:
+    used = tuple(constants[position] for position in data["constants"])
     return GraphEntry(
-        host_from_json(data["host"]),
+        host_from_json(data["host"], used),
         tuple(kernel_from_json(k) for k in data["kernels"]),
         CompileRecord.from_json(data["record"]),
         tuple(data["nodes"]),

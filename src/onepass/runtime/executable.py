@@ -21,6 +21,7 @@ from ..ir.source import (
     Bind,
     Call,
     Check,
+    Constant,
     Copy,
     Free,
     HostProgram,
@@ -215,6 +216,11 @@ class _Writer:
     def _live(self, live: Live) -> str:
         return self._constant("live", live.name, self._host.live[live.name])
 
+    def _graph_constant(self, number: int) -> str:
+        if number not in range(len(self._host.constants)):
+            raise MalformedProgram(f"there is no constant {number!r}")
+        return self._constant("graph", number, self._host.constants[number])
+
     def _tree(self, tree: Tree) -> str:
         match tree:
             case None | bool() | int():
@@ -237,6 +243,8 @@ class _Writer:
                 return self._size(tree.expression)
             case TorchValue():
                 return self._torch_value(tree)
+            case Constant(number):
+                return self._graph_constant(number)
             case Live():
                 return self._live(tree)
         if tree is ...:
