@@ -20,6 +20,7 @@ from onepass.ir.monoids import identity
 from onepass.ir.ops import OPS
 
 PRELUDE = Path(__file__).with_name("prelude.h")
+DIVISION_BY_ZERO, INDEX_OUT_OF_RANGE = 1, 2  # the bits of a kernel's status
 
 _TYPES = {
     DType.F64: "double", DType.F32: "float", DType.F16: "uint16_t", DType.BF16: "uint16_t",
@@ -38,13 +39,15 @@ _BOOL_OPERATORS = _BIT_OPERATORS | {
     "add": "|", "mul": "&", "maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&",
 }  # fmt: skip
 _FLOAT_FUNCTIONS = frozenset(
-    "abs sign maximum minimum fmax fmin sqrt rsqrt pow fma floordiv truncdiv remainder fmod isnan isinf "
-    "signbit exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
-    "acosh atanh erf erfc erfinv lgamma hypot copysign nextafter floor ceil trunc round".split()
-)
-_INTEGER_FUNCTIONS = frozenset("add sub mul neg abs sign maximum minimum shl shr pow".split())
-_INTEGER_DIVISIONS = frozenset("floordiv truncdiv remainder fmod".split())
-_SAME_ON_INTEGERS = frozenset("floor ceil trunc round".split())
+    ["abs", "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "pow", "fma", "floordiv",
+     "truncdiv", "remainder", "fmod", "isnan", "isinf", "signbit", "exp", "exp2", "expm1", "log", "log2",
+     "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
+     "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "hypot", "copysign", "nextafter", "floor", "ceil",
+     "trunc", "round"]
+)  # fmt: skip
+_INTEGER_FUNCTIONS = frozenset(["add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "shl", "shr", "pow"])
+_INTEGER_DIVISIONS = frozenset(["floordiv", "truncdiv", "remainder", "fmod"])
+_SAME_ON_INTEGERS = frozenset(["floor", "ceil", "trunc", "round"])
 _MONOID_OPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitor", "all": "bitand"}
 
 
@@ -232,7 +235,7 @@ def c_monoid_identity(monoid: str, dtypes: Sequence[DType]) -> list[str]:
     """Literals of the state nothing has entered yet, one per part (`dtypes` are the parts')."""
     first = c_const(const(identity(monoid, dtypes[0]), dtypes[0]))
     match monoid:
-        case "welford":
+        case "welford" | "welford_merge":
             return [first] * 3
         case "argmax" | "argmin":
             return [first, "INT64_MAX"]  # loses every tie, so a first element equal to `first` enters
@@ -242,7 +245,7 @@ def c_monoid_identity(monoid: str, dtypes: Sequence[DType]) -> list[str]:
 def c_combine(monoid: str, acc: Sequence[str], value: Sequence[str], dtypes: Sequence[DType]) -> list[str]:
     """C statements that merge the state `value` into the state held by the lvalues `acc`."""
     match monoid:
-        case "welford":
+        case "welford" | "welford_merge":
             return [f"op_welford_merge_{_float_suffix(dtypes[0])}({_pointers(acc)}, {', '.join(value)});"]
         case "argmax" | "argmin":
             return _arg_statements(monoid, acc, value, dtypes[0])

@@ -249,20 +249,24 @@ OP float op_erf_f32(float x) {
   return __builtin_copysignf(result, x);
 }
 
-/* The inverse of erf as eager has it: a rational approximation and two Newton steps. */
+/* The inverse of erf: eager's rational start and two of Halley's steps, the tail's on erfc, where
+ * erf itself has no digits left. */
 #define OP_ERFINV(T, t, f)                                                                               \
+  OP T op_erfinv_step_##t(T x, T a) {                                                                    \
+    T inner = op_erf_##t(x) - a, outer = (1 - a) - op_erfc_##t(x);                                       \
+    T step = (a <= (T)0.7 ? inner : outer) / ((T)1.1283791670955126 * op_exp_##t(-x * x));               \
+    return x - step / (1 + x * step);                                                                    \
+  }                                                                                                      \
   OP T op_erfinv_##t(T y) {                                                                              \
     T a = __builtin_fabs##f(y), z = y * y;                                                               \
-    T inner = y * ((((T)-0.140543331 * z + (T)0.914624893) * z + (T)-1.645349621) * z + (T)0.886226899)  \
+    T inner = a * ((((T)-0.140543331 * z + (T)0.914624893) * z + (T)-1.645349621) * z + (T)0.886226899)  \
       / (((((T)0.012229801 * z + (T)-0.329097515) * z + (T)1.442710462) * z + (T)-2.118377725) * z + 1); \
     T w = __builtin_sqrt##f(-op_log_##t((1 - a) / 2));                                                   \
-    T outer = (((T)1.641345311 * w + (T)3.429567803) * w + (T)-1.624906493) * w + (T)-1.970840454;       \
-    outer = __builtin_copysign##f(outer, y) / (((T)1.637067800 * w + (T)3.543889200) * w + 1);           \
-    T x = a <= (T)0.7 ? inner : outer;                                                                   \
-    x = x - (op_erf_##t(x) - y) / ((T)1.1283791670955126 * op_exp_##t(-x * x));                          \
-    x = x - (op_erf_##t(x) - y) / ((T)1.1283791670955126 * op_exp_##t(-x * x));                          \
-    x = a == 1 ? __builtin_copysign##f((T)OP_INFINITY, y) : x;                                           \
-    return a <= 1 ? x : (T)OP_NAN;                                                                       \
+    T outer = ((((T)1.641345311 * w + (T)3.429567803) * w + (T)-1.624906493) * w + (T)-1.970840454)      \
+      / (((T)1.637067800 * w + (T)3.543889200) * w + 1);                                                 \
+    T x = op_erfinv_step_##t(op_erfinv_step_##t(a <= (T)0.7 ? inner : outer, a), a);                     \
+    x = a == 1 ? (T)OP_INFINITY : x;                                                                     \
+    return __builtin_copysign##f(a <= 1 ? x : (T)OP_NAN, y);                                             \
   }
 OP_ERFINV(float, f32, f)
 OP_ERFINV(double, f64, )
@@ -431,5 +435,17 @@ OP uint32_t op_random(uint64_t seed, uint32_t stream, uint64_t index) {
 }
 OP float op_uniform_f32(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
 OP double op_uniform_f64(uint32_t word) { return (double)word * 0x1p-32; }
+
+// --- what generated loops call ---
+#ifdef _OPENMP
+#include <omp.h>
+#else
+OP int omp_get_thread_num(void) { return 0; }
+OP int omp_get_num_threads(void) { return 1; }
+#endif
+
+OP int64_t op_index_min(int64_t a, int64_t b) { return a < b ? a : b; }
+OP int64_t op_index_floordiv(int64_t a, int64_t b) { return a / b - ((a % b) < 0); }
+OP int64_t op_index_remainder(int64_t a, int64_t b) { const int64_t r = a % b; return r < 0 ? r + b : r; }
 
 #endif
