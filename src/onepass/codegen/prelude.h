@@ -186,6 +186,7 @@ OP double op_fmod_f64(double x, double y) { return fmod(x, y); }
  * quotient, and floats' quotients are below 2^278; then the sign of x is restored. */
 OP float op_fmod_f32(float x, float y) {
   double divisor = __builtin_fabs((double)y), inverse = 1.0 / divisor, rest = __builtin_fabs((double)x);
+#pragma GCC unroll 6
   for (int step = 0; step < 6; step++)
     rest = __builtin_fma(-__builtin_trunc(rest * inverse), divisor, rest);
   rest = rest < 0 ? rest + divisor : rest;
@@ -436,14 +437,7 @@ OP uint32_t op_random(uint64_t seed, uint32_t stream, uint64_t index) {
 OP float op_uniform_f32(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
 OP double op_uniform_f64(uint32_t word) { return (double)word * 0x1p-32; }
 
-// --- what generated loops call ---
-#ifdef _OPENMP
-#include <omp.h>
-#else
-OP int omp_get_thread_num(void) { return 0; }
-OP int omp_get_num_threads(void) { return 1; }
-#endif
-
+/* ---- index arithmetic of generated loops: divisors are positive ---- */
 OP int64_t op_index_min(int64_t a, int64_t b) { return a < b ? a : b; }
 OP int64_t op_index_floordiv(int64_t a, int64_t b) { return a / b - ((a % b) < 0); }
 OP int64_t op_index_remainder(int64_t a, int64_t b) { const int64_t r = a % b; return r < 0 ? r + b : r; }
