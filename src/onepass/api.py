@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .explain import Explanation, run_recorded
+from .ir.target import find_target
 
 
 def explain(
@@ -23,5 +24,7 @@ def explain(
     """
     from .backend import make_backend, record_compilations
 
+    if target is not None:
+        find_target(target)  # an unknown name is an error here, not a graph that runs as eager
     chosen = {**(options or {}), **({"target": target} if target else {})}
     return Explanation(run_recorded(function, args, kwargs, make_backend(chosen), record_compilations))

@@ -69,3 +69,10 @@ class LayoutMismatch(OnepassError):
             f"{what} gave a tensor of {found} where its fake (meta) implementation promised {expected}. "
             "Correct that implementation, or keep the operator out of the compiled function."
         )
+
+
+class UnusableProgram(OnepassError):
+    """What the command line was asked to explain cannot be found or called."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(f"{problem}. {fix}")
