@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..ir.dtypes import DType, from_torch
-from ..ir.expr import Expr, Index, Load, pointwise
+from ..ir.expr import Const, Expr, Index, Load, Reduce, pointwise, postorder, rewrite
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define, Extern, HostValue, Origin, Result, Statement, View, contiguous_strides
 from .promotion import common_dtype, literal
@@ -36,6 +36,8 @@ class Context:
         self.outs: tuple[TensorMeta, ...] = ()
         self._known: dict[tuple[Any, ...], Ref] = {}
         self._defined: set[Buffer] = set()
+        self._constants: dict[Buffer, Const] = {}
+        self.means: dict[Buffer, Reduce] = {}  # buffers that hold a mean, and the sum it divides
         self._buffers = 0
         self._hosts = 0
 
@@ -108,14 +110,23 @@ class Context:
     def define(self, value: Expr, meta: TensorMeta | None = None) -> Ref:
         """A buffer that holds `value` (over the canonical axes of its shape); reused if one exists."""
         meta = self.out if meta is None else meta
-        value = self.convert(value, meta.dtype)
+        value = self._with_constants(self.convert(value, meta.dtype))
         if isinstance(value, Load) and self._is_copy(value, meta):
             return whole(value.buffer)
         key = (value, meta.shape, meta.strides, meta.dtype, meta.device)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self.define_afresh(value, meta)
+            if isinstance(value, Const):
+                self._constants[known.buffer] = value
         return known
+
+    def _with_constants(self, value: Expr) -> Expr:
+        """The value with loads of constant buffers replaced by the constant."""
+        constants = self._constants
+        if not any(isinstance(e, Load) and e.buffer in constants for e in postorder([value])):
+            return value
+        return rewrite(value, lambda e: constants.get(e.buffer) if isinstance(e, Load) else None)
 
     def define_afresh(self, value: Expr, meta: TensorMeta) -> Ref:
         """A buffer of its own, even if another holds the same value."""

@@ -32,8 +32,6 @@ _ALSO = (
     aten._batch_norm_no_update.default,
     aten.batch_norm_backward.default,
     aten.ldexp.Tensor,
-    aten.special_i0e.default,
-    aten.round.decimals,
     aten.dist.default,
 )
 # One library call is better than the many operations these would become.

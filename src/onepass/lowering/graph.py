@@ -21,8 +21,10 @@ from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
 from .context import Context
+from .promotion import literal
 from .origins import origin_of
 from .reasons import is_ordered, why_library
+from .reductions import share_welford
 from .registry import RULES, Unsupported
 from .torch_private import OpOverload, storage_key
 from .values import Ref, TensorMeta, whole
@@ -66,7 +68,8 @@ class _Lowering:
                     self.outputs = self.output(node)
                 case _:
                     raise Unsupported(f"an FX node of kind {node.op}")
-        statements = _live([*self.ctx.statements, *self.updates], self.outputs)
+        shared = share_welford(self.ctx.statements, self.ctx.means)
+        statements = _live([*shared, *self.updates], self.outputs)
         given = {i for i in self.inputs if isinstance(i, Symbol)}
         sources = {s: at for s, at in self.sources.items() if s not in given}
         return Program(tuple(self.inputs), tuple(statements), self.outputs, sources)
@@ -117,6 +120,13 @@ class _Lowering:
         value = operator.attrgetter(str(node.target))(self.module)
         if not isinstance(value, torch.Tensor):
             return value
+        if type(value) is torch.Tensor and value.numel() == 1 and value.device.type == "cpu":
+            try:
+                meta = self.ctx.meta(value)
+            except Unsupported:
+                pass
+            else:
+                return self.ctx.define(literal(value.item(), meta.dtype), meta)
         return self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
 
     # operations

@@ -172,6 +172,16 @@ def square(ctx: Context, x: Ref) -> Ref:
     return ctx.define(apply(ctx, "mul", x, x))
 
 
+@lowers(aten.round.decimals)
+def round_decimals(ctx: Context, x: Ref, *, decimals: int = 0) -> Ref:
+    value = ctx.read(x, ctx.out.dtype, exact=True)
+    if not x.dtype.is_float:
+        return ctx.define(value)
+    scale = literal(10.0 ** abs(decimals), value.dtype)
+    before, after = ("mul", "div") if decimals >= 0 else ("div", "mul")
+    return ctx.define(pointwise(after, pointwise("round", pointwise(before, value, scale)), scale))
+
+
 @lowers(aten.pow.Tensor_Scalar)
 def pow_scalar(ctx: Context, x: Ref, exponent: float | int | Poly) -> Ref:
     dtype = ctx.out.dtype

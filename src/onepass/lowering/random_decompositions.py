@@ -6,6 +6,7 @@ apart; they stay what they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -170,3 +171,58 @@ def exponential(x: torch.Tensor, rate: float = 1.0, *, generator: Any = None) ->
         return NotImplemented
     drawn = _uniform(x.shape, _wide(x.dtype), x.device)
     return _like(x, -torch.log1p(-drawn) / rate)
+
+
+@_decomposes(aten.normal.float_float)
+def normal_floats(
+    mean: float,
+    std: float,
+    size: Sequence[Any],
+    *,
+    generator: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    if generator is not None:
+        return NotImplemented
+    drawn = randn(size, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
+    return drawn if drawn is NotImplemented else drawn * std + mean
+
+
+@_decomposes(aten.normal.Tensor_float)
+def normal_tensor_float(mean: torch.Tensor, std: float = 1.0, *, generator: Any = None) -> Any:
+    if generator is not None or not _real(mean.dtype):
+        return NotImplemented
+    return _like(mean, _normal(mean.shape, _wide(mean.dtype), mean.device) * std + mean)
+
+
+@_decomposes(aten.normal.float_Tensor)
+def normal_float_tensor(mean: float, std: torch.Tensor, *, generator: Any = None) -> Any:
+    if generator is not None or not _real(std.dtype):
+        return NotImplemented
+    return _like(std, _normal(std.shape, _wide(std.dtype), std.device) * std + mean)
+
+
+@_decomposes(aten.log_normal.default)
+def log_normal(x: torch.Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> Any:
+    if generator is not None or not _real(x.dtype):
+        return NotImplemented
+    return _like(x, (_normal(x.shape, _wide(x.dtype), x.device) * std + mean).exp())
+
+
+@_decomposes(aten.cauchy.default)
+def cauchy(x: torch.Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
+    if generator is not None or not _real(x.dtype):
+        return NotImplemented
+    drawn = _uniform(x.shape, _wide(x.dtype), x.device)
+    return _like(x, torch.tan((drawn - 0.5) * math.pi) * sigma + median)
+
+
+@_decomposes(aten.geometric.default)
+def geometric(x: torch.Tensor, p: float, *, generator: Any = None) -> Any:
+    if generator is not None or x.dtype.is_complex:
+        return NotImplemented
+    drawn = _uniform(x.shape, _wide(x.dtype), x.device)
+    return _like(x, (torch.log1p(-drawn) / math.log1p(-p)).ceil().clamp_min(1))

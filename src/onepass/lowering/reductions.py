@@ -7,15 +7,16 @@ definition of its own, so that fusion decides where it runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Index, Part, Reduce, pointwise
-from ..ir.poly import Axis, Poly, product
+from ..ir.expr import Expr, Index, Part, Reduce, pointwise, postorder
+from ..ir.poly import Axis, Poly, nonnegative, product
+from ..ir.program import Buffer, Define, Statement
 from .context import Context
 from .promotion import literal
 from .registry import lowers
@@ -108,8 +109,12 @@ def prod_dim(ctx: Context, x: Ref, dim: int, keepdim: bool = False, **options: A
 def mean(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any) -> Ref:
     at = frame(x, dims, keepdim)
     compute = ctx.out.dtype.compute
-    total = ctx.define_internal(reduce("sum", _input(ctx, x, at, ctx.out.dtype), at), at.shape, compute)
-    return ctx.define(pointwise("div", total.aligned(at.shape), ctx.size(at.count, compute)))
+    summed = reduce("sum", _input(ctx, x, at, ctx.out.dtype), at)
+    total = ctx.define_internal(summed, at.shape, compute)
+    result = ctx.define(pointwise("div", total.aligned(at.shape), ctx.size(at.count, compute)))
+    if isinstance(summed, Part) and isinstance(summed.source, Reduce) and nonnegative(at.count - 1):
+        ctx.means[result.buffer] = summed.source
+    return result
 
 
 @lowers(aten.mean.default)
@@ -216,6 +221,9 @@ def _variance(
         mean_value, squares = value, deviation
     total = ctx.define_internal(squares, at.shape, compute).aligned(at.shape)
     average = ctx.define_internal(mean_value, at.shape, compute).aligned(at.shape)
+    if not nonnegative(at.count - 1):  # the mean of nothing is NaN
+        some = pointwise("gt", Index(at.count), Index(Poly.ZERO))
+        average = pointwise("where", some, average, literal(math.nan, compute))
     return at, pointwise("div", total, _degrees(ctx, at.count, correction, compute)), average
 
 
@@ -282,3 +290,24 @@ def vector_norm(
     if order == 2:
         return ctx.define(pointwise("sqrt", total))
     return ctx.define(pointwise("pow", total, literal(1 / order, compute)))
+
+
+def share_welford(statements: Sequence[Statement], means: Mapping[Buffer, Reduce]) -> list[Statement]:
+    """Take a mean from the Welford state where the variance of the same values is computed too."""
+    states = {
+        (node.inputs, node.over): node
+        for s in statements
+        if isinstance(s, Define)
+        for node in postorder([s.value])
+        if isinstance(node, Reduce) and node.monoid == "welford"
+    }
+    result: list[Statement] = []
+    for statement in statements:
+        if states and isinstance(statement, Define) and (summed := means.get(statement.buffer)) is not None:
+            state = states.get((summed.inputs, summed.over))
+            if state is not None:
+                buffer, mean_value = statement.buffer, Part(state, 0)
+                value = pointwise("narrow", mean_value, dtype=buffer.dtype) if buffer.dtype.is_half else mean_value
+                statement = Define(buffer, statement.axes, value, statement.origin)
+        result.append(statement)
+    return result

@@ -115,6 +115,11 @@ def slice_(
     return x.view(ctx.out.shape, point)
 
 
+@lowers(aten.narrow_copy.default)
+def narrow_copy(ctx: Context, x: Ref, dim: int, start: int | Poly, length: Any) -> Ref:
+    return slice_(ctx, x, dim, start)
+
+
 def slice_start(start: int | Poly | None, size: Poly) -> Poly:
     """Where a slice begins; a start before the front is clamped to 0."""
     if start is None:
