@@ -64,7 +64,7 @@ class Inliner:
             if not isinstance(e, Load) or e.buffer not in self.defines:
                 return None
             producer = self.defines[e.buffer]
-            value = substitute_axes(self._values[e.buffer], dict(zip(producer.axes, e.index, strict=True)))
+            value = substitute_axes(self._values[e.buffer], dict(zip(producer.dimensions, e.index, strict=True)))
             return exact(value) if e.buffer in self.stored else value
 
         return rewrite(rename_bound(define), inline)
@@ -84,7 +84,7 @@ def loaded(value: Expr) -> tuple[Buffer, ...]:
     return tuple(dict.fromkeys(e.buffer for e in postorder([value]) if isinstance(e, Load)))
 
 
-def identity_index(define: Define, index: tuple[Poly, ...], axes: tuple[Axis, ...]) -> bool:
+def identity_index(index: tuple[Poly, ...], axes: tuple[Axis, ...]) -> bool:
     """Whether `index` reads a buffer exactly at a consumer's own axes."""
     return len(index) == len(axes) and all(
         p.axis is a or (p is Poly.ZERO and a.extent.constant == 1) for p, a in zip(index, axes, strict=True)

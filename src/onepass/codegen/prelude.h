@@ -110,13 +110,13 @@ OP uint16_t op_narrow_bf16(float x) {
   return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
 
-/* gcc 12 has no vector code for _Float16 conversions, so: bits. The exponent is moved by an exact
- * multiplication, which also normalises subnormals. */
+/* gcc 12 has no vector code for _Float16 conversions, so: bits. Subnormals are the difference of two
+ * normal floats; a multiplication would be shorter but takes a slow path on subnormal operands. */
 OP float op_widen_f16(uint16_t h) {
   uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13;
-  uint32_t scaled = op_bits_f32_u32(op_bits_u32_f32(magnitude) * 0x1p112f);
-  uint32_t special = magnitude | 0x7f800000u;
-  uint32_t bits = magnitude >= 0x0f800000u ? special : scaled;
+  uint32_t subnormal = op_bits_f32_u32(op_bits_u32_f32(magnitude + 0x38800000u) - 0x1p-14f);
+  uint32_t bits = magnitude < 0x00800000u ? subnormal : magnitude + 0x38000000u;
+  bits = magnitude >= 0x0f800000u ? magnitude + 0x70000000u : bits;
   return op_bits_u32_f32(bits | ((uint32_t)(h & 0x8000u) << 16));
 }
 
@@ -411,23 +411,73 @@ OP_ARGS(int16_t, i16)
 OP_ARGS(int8_t, i8)
 OP_ARGS(uint8_t, u8)
 
-/* ---- random numbers: Philox4x32-10 ------------------------------------------------------------- */
-OP void op_random4(uint64_t seed, uint32_t stream, uint64_t counter, uint32_t out[4]) {
-  uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-  uint32_t a = (uint32_t)counter, b = (uint32_t)(counter >> 32), c = stream, d = 0;
+/* ---- random numbers: Philox4x32-10 -------------------------------------------------------------
+ * One generator over 8 counters at a time, words in 64-bit lanes: vpmuludq is then the whole product. */
+typedef uint64_t op_u64x8 __attribute__((vector_size(64)));
+
+OP op_u64x8 op_product_of_words(op_u64x8 x, uint64_t word) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  typedef int op_i32x16 __attribute__((vector_size(64)));
+  typedef long long op_i64x8 __attribute__((vector_size(64)));
+  op_u64x8 y = word - (op_u64x8){0};
+  return (op_u64x8)__builtin_ia32_pmuludq512_mask((op_i32x16)x, (op_i32x16)y, (op_i64x8){0}, (unsigned char)-1);
+#else
+  return (x & 0xffffffffu) * word;
+#endif
+}
+
+/* The four words of counters first .. first + 7, in order. */
+OP void op_random32(uint64_t seed, uint32_t stream, uint64_t first, uint32_t out[32]) {
+  uint64_t key0 = (uint32_t)seed, key1 = seed >> 32;
+  op_u64x8 counter = first + (op_u64x8){0, 1, 2, 3, 4, 5, 6, 7};
+  op_u64x8 a = counter, b = counter >> 32, c = stream - (op_u64x8){0}, d = {0};
 #pragma GCC unroll 10
   for (int round = 0; round < 10; round++) {
-    uint64_t left = (uint64_t)a * 0xD2511F53u, right = (uint64_t)c * 0xCD9E8D57u;
-    a = (uint32_t)(right >> 32) ^ b ^ key0;
-    c = (uint32_t)(left >> 32) ^ d ^ key1;
-    b = (uint32_t)right;
-    d = (uint32_t)left;
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
+    op_u64x8 left = op_product_of_words(a, 0xD2511F53u), right = op_product_of_words(c, 0xCD9E8D57u);
+    a = (right >> 32) ^ b ^ key0;
+    c = (left >> 32) ^ d ^ key1;
+    b = right;
+    d = left;
+    key0 = (uint32_t)(key0 + 0x9E3779B9u);
+    key1 = (uint32_t)(key1 + 0xBB67AE85u);
   }
-  out[0] = a, out[1] = b, out[2] = c, out[3] = d;
+  op_u64x8 low = (a & 0xffffffffu) | (b << 32), high = (c & 0xffffffffu) | (d << 32);
+  op_u64x8 words[2] = {
+    __builtin_shuffle(low, high, (op_u64x8){0, 8, 1, 9, 2, 10, 3, 11}),
+    __builtin_shuffle(low, high, (op_u64x8){4, 12, 5, 13, 6, 14, 7, 15}),
+  };
+  __builtin_memcpy(out, words, sizeof words);
 }
-/* The word of element `index`: lane index mod 4 of counter index div 4. */
+
+/* The words of elements first .. first + count - 1 (element i has lane i mod 4 of counter i div 4). */
+OP void op_random_fill(uint64_t seed, uint32_t stream, uint64_t first, uint32_t *out, int64_t count) {
+  uint32_t words[32];
+  int64_t skip = (int64_t)(first & 3);
+  for (int64_t at = -skip; at < count; at += 32) {
+    op_random32(seed, stream, (first + (uint64_t)at) >> 2, words);
+    if (at >= 0 && at + 32 <= count)
+      __builtin_memcpy(out + at, words, sizeof words);
+    else
+      for (int64_t i = at < 0 ? -at : 0; i < 32 && at + i < count; i++) out[at + i] = words[i];
+  }
+}
+
+OP void op_random4(uint64_t seed, uint32_t stream, uint64_t counter, uint32_t out[4]) {
+  uint64_t key0 = (uint32_t)seed, key1 = seed >> 32;
+  uint64_t a = (uint32_t)counter, b = counter >> 32, c = stream, d = 0;
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; round++) {
+    uint64_t left = a * 0xD2511F53u, right = c * 0xCD9E8D57u;
+    a = ((right >> 32) ^ b ^ key0) & 0xffffffffu;
+    c = ((left >> 32) ^ d ^ key1) & 0xffffffffu;
+    b = right & 0xffffffffu;
+    d = left & 0xffffffffu;
+    key0 = (uint32_t)(key0 + 0x9E3779B9u);
+    key1 = (uint32_t)(key1 + 0xBB67AE85u);
+  }
+  out[0] = (uint32_t)a, out[1] = (uint32_t)b, out[2] = (uint32_t)c, out[3] = (uint32_t)d;
+}
+/* One element's word, where indices do not run in order. */
 OP uint32_t op_random(uint64_t seed, uint32_t stream, uint64_t index) {
   uint32_t words[4];
   op_random4(seed, stream, index >> 2, words);

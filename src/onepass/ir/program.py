@@ -73,9 +73,15 @@ class Define:
     """buffer[axes] = value, for every point. `value` may hold one reduction at its root."""
 
     buffer: Buffer
-    axes: tuple[Axis, ...]
+    axes: tuple[Axis, ...]  # one per dimension of extent other than 1, named "d<dimension>"
     value: Expr
     origin: Origin
+
+    @property
+    def dimensions(self) -> tuple[Axis, ...]:
+        """One axis per dimension of the buffer, those of extent 1 included."""
+        named = {a.name: a for a in self.axes}
+        return tuple(named.get(f"d{k}", Axis(f"d{k}", size)) for k, size in enumerate(self.buffer.shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,8 @@ from ..analysis.nest import Nest, NestStore
 from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
 from ..ir.kernel import Accumulate, Accumulator, Bind, GridAxis, Kernel, Let, Loop, Operand, Start, Statement, Var, When
 from ..ir.dtypes import DType
-from ..ir.poly import Axis, Poly, nonnegative, product
+from ..analysis.refine import polys_of
+from ..ir.poly import Axis, Poly, Symbol, nonnegative, product
 from ..ir.program import Origin
 from ..ir.target import Target
 from .builder import Builder, Finished
@@ -63,7 +64,7 @@ class NestScheduler:
             name=name,
             reads=reads,
             writes=tuple(s.buffer for s in self.nest.stores),
-            symbols=(),
+            symbols=_symbols(self.nest),
             grid=tuple(self.grid),
             locals=tuple(self.builder.locals),
             body=tuple(self.builder.scopes[0].statements),
@@ -299,6 +300,17 @@ class NestScheduler:
             assert item.accumulator is not None
             operands = tuple(self.builder.emit(v) for v in item.values)
             self.builder.add(Accumulate(item.accumulator, lane if item.accumulator.lanes > 1 else Poly.ZERO, operands))
+
+
+def _symbols(nest: Nest) -> tuple[Symbol, ...]:
+    """Every size the kernel needs at run time."""
+    values = [s.value for s in nest.stores]
+    polys = [p for s in nest.stores for p in (*s.index, *s.buffer.strides, *(b for r in s.region for b in r[1:]))]
+    polys += [a.extent for a in (*nest.classes, *nest.bound)] + list(polys_of(values))
+    for e in postorder(values):
+        if isinstance(e, Load):
+            polys += (*e.buffer.strides, *e.buffer.shape)
+    return tuple(sorted({s for p in polys for s in p.symbols()}, key=lambda s: s.name))
 
 
 def _when(condition: Operand) -> Callable[[tuple[Statement, ...]], Statement]:

@@ -1,0 +1,334 @@
+"""`emit_c`: a Kernel as C with OpenMP and SIMD, one statement at a time.
+
+Tiles are simd loops; strips are a main loop of whole tiles plus a scalar tail; accumulators are lane
+arrays. The entry returns a status (see prelude.h). Names are positional, so two kernels that do the
+same have the same text, and no name of the user's appears outside the header comment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from ..ir.dtypes import DType
+from ..ir.expr import Const
+from ..ir.kernel import (
+    Accumulate,
+    Accumulator,
+    Bind,
+    Finish,
+    Kernel,
+    Let,
+    LoadElement,
+    Loop,
+    Operand,
+    RandomWord,
+    ReadLocal,
+    Rescale,
+    Start,
+    Statement,
+    StoreElement,
+    Var,
+    When,
+    WriteLocal,
+    walk,
+)
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative, product
+from ..ir.program import Buffer
+from ..ir.source import KernelSource
+from .c_ops import c_accumulate, c_combine, c_const, c_monoid_identity, c_pointwise, c_type, raises
+
+ENTRY = "onepass_kernel"
+PARALLEL_ELEMENTS = 1 << 15  # below this many elements a thread team costs more than it saves
+
+
+def emit_c(kernel: Kernel) -> KernelSource:
+    """The C translation unit of one kernel."""
+    text = _Emitter(kernel).unit()
+    key = hashlib.sha256(text.encode()).hexdigest()[:32]
+    header = _header(kernel)
+    return KernelSource(
+        kernel.name, "c", header + text, ENTRY, key, len(kernel.parameters), len(kernel.symbols), kernel.raises
+    )
+
+
+def _header(kernel: Kernel) -> str:
+    lines = [f"{kernel.name}: {kernel.schedule}"]
+    for o in kernel.origins:
+        lines.append(f"  {o.op}  {o.node}" + (f"  {o.line}" if o.line else ""))
+    return "".join(f"// {_comment(line)}\n" for line in lines)
+
+
+def _comment(text: str) -> str:
+    """User text is data: one printable line, no escape that would continue the comment."""
+    return "".join(c if c.isprintable() else " " for c in text).replace("\\", "/").replace("?", ".")
+
+
+class _Emitter:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.pointers: dict[Buffer, str] = {}
+        for b in kernel.parameters:
+            self.pointers[b] = f"out{kernel.writes.index(b)}" if b in kernel.writes else f"in{len(self.pointers)}"
+        self.sizes = {s: f"n{k}" for k, s in enumerate(kernel.symbols)}
+        self.lines: list[str] = []
+        self.depth = 0
+
+    # --- the unit ---
+
+    def unit(self) -> str:
+        """Everything but the header comment."""
+        parameters = [f"{c_type(b.dtype)} *{n}" for b, n in self.pointers.items()]
+        parameters = [p if b in self.kernel.writes else f"const {p}" for p, b in zip(parameters, self.pointers, strict=True)]
+        sizes = [f"int64_t {n}" for n in self.sizes.values()]
+        arguments = ", ".join((*self.pointers.values(), *self.sizes.values()))
+        self.line('#include "prelude.h"\n')
+        self.line(f"static int programs({', '.join((*parameters, *sizes, 'int64_t first', 'int64_t last'))}) {{")
+        self.depth += 1
+        self.line("int status = 0;")
+        self.line("for (int64_t program = first; program < last; ++program) {")
+        self.depth += 1
+        self.grid()
+        for local in self.kernel.locals:
+            self.line(f"{c_type(local.dtype)} {local.name}[{self.size(local.size)}] __attribute__((aligned(64)));")
+        self.block(self.kernel.body)
+        self.depth -= 1
+        self.line("}")
+        self.line("return status;")
+        self.depth -= 1
+        self.line("}\n")
+        self.entry(parameters, sizes, arguments)
+        return "\n".join(self.lines) + "\n"
+
+    def size(self, value: int | Poly) -> str:
+        return str(value) if isinstance(value, int) else self.poly(value)
+
+    def grid(self) -> None:
+        """The program number becomes one position per grid axis, the last one fastest."""
+        left = "program"
+        axes = self.kernel.grid
+        for k in range(len(axes) - 1, -1, -1):
+            name = axes[k].axis.name
+            if k == 0:
+                self.line(f"const int64_t {name} = {left};")
+                continue
+            extent = self.poly(axes[k].extent)
+            self.line(f"const int64_t {name} = {left} % {extent}, rest{k} = {left} / {extent};")
+            left = f"rest{k}"
+
+    def entry(self, parameters: list[str], sizes: list[str], arguments: str) -> None:
+        count = self.poly(product(g.extent for g in self.kernel.grid))
+        work = self.poly(self.kernel.work)
+        self.line(f"int {ENTRY}({', '.join((*parameters, *sizes, 'int64_t threads'))}) {{")
+        self.depth += 1
+        self.line(f"const int64_t count = {count};")
+        self.line("if (threads > count) threads = count;")
+        self.line(f"if (threads <= 1 || {work} < {PARALLEL_ELEMENTS}) return programs({arguments}, 0, count);")
+        self.line("int status = 0;")
+        self.line("#pragma omp parallel num_threads(threads) reduction(| : status)")
+        self.line("{")
+        self.line("  const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();")
+        self.line(f"  status |= programs({arguments}, count * me / team, count * (me + 1) / team);")
+        self.line("}")
+        self.line("return status;")
+        self.depth -= 1
+        self.line("}")
+
+    # --- text ---
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text if text.strip() else "")
+
+    def poly(self, poly: Poly) -> str:
+        """A poly as an int64 expression."""
+        parts: list[str] = []
+        for monomial, c in poly.terms:
+            factors = [self.atom(a) for a in monomial]
+            if abs(c) != 1 or not factors:
+                factors.append(f"{abs(c)}LL" if abs(c) > 0x7FFFFFFF else str(abs(c)))
+            sign = ("-" if c < 0 else "") if not parts else (" - " if c < 0 else " + ")
+            parts.append(sign + " * ".join(factors))
+        text = "".join(parts) or "0"
+        return f"({text})" if len(poly.terms) > 1 or text.startswith("-") else text
+
+    def atom(self, atom: Atom) -> str:
+        match atom:
+            case Axis():
+                return atom.name
+            case Symbol():
+                return self.sizes.get(atom, atom.name)
+            case Quotient() | Remainder():
+                a, b = self.poly(atom.numerator), self.poly(atom.denominator)
+                quotient = isinstance(atom, Quotient)
+                if nonnegative(atom.numerator):
+                    return f"({a} {'/' if quotient else '%'} {b})"
+                return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
+        raise AssertionError(f"no C for {atom!r}")
+
+    def operand(self, value: Operand) -> str:
+        match value:
+            case Var():
+                return value.name
+            case Const():
+                return c_const(value)
+        return self.poly(value)
+
+    # --- statements ---
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    def statement(self, s: Statement) -> None:
+        match s:
+            case Let():
+                self.define(s.var, c_pointwise(s.op, [self.operand(a) for a in s.args], [_dtype(a) for a in s.args], s.var.dtype))
+            case LoadElement():
+                text = f"{self.pointers[s.buffer]}[{self.poly(s.offset)}]"
+                self.define(s.var, text if s.guard is None else f"{self.operand(s.guard)} ? {text} : 0")
+            case StoreElement():
+                store = f"{self.pointers[s.buffer]}[{self.poly(s.offset)}] = {self.operand(s.value)};"
+                self.line(store if s.guard is None else f"if ({self.operand(s.guard)}) {store}")
+            case RandomWord():
+                self.define(s.var, f"op_random((uint64_t){self.operand(s.seed)}, {s.stream}u, (uint64_t){self.poly(s.index)})")
+            case ReadLocal():
+                self.define(s.var, f"{s.local.name}[{self.poly(s.index)}]")
+            case WriteLocal():
+                self.line(f"{s.local.name}[{self.poly(s.index)}] = {self.operand(s.value)};")
+            case Start():
+                self.start(s.accumulator)
+            case Accumulate():
+                self.accumulate(s)
+            case Finish():
+                self.finish(s)
+            case Rescale():
+                self.rescale(s)
+            case Loop():
+                self.loop(s)
+            case Bind():
+                self.line(f"const int64_t {s.axis.name} = {self.poly(s.value)};")
+            case When():
+                self.line(f"if ({self.operand(s.condition)}) {{")
+                self.nested(s.body)
+                self.line("}")
+
+    def define(self, var: Var, text: str) -> None:
+        self.line(f"const {c_type(var.dtype)} {var.name} = {_bare(text)};")
+
+    def nested(self, body: tuple[Statement, ...]) -> None:
+        self.depth += 1
+        self.block(body)
+        self.depth -= 1
+
+    def loop(self, s: Loop) -> None:
+        stop = self.poly(s.extent)
+        if s.limit is not None:
+            stop = f"op_index_min({stop}, {self.poly(s.limit)})"
+        name = s.axis.name
+        match s.kind:
+            case "strip":
+                self.strip(s, stop)
+            case "tile":
+                self.simd(s.body)
+                self.line(f"for (int64_t {name} = 0; {name} < {stop}; ++{name}) {{")
+                self.nested(s.body)
+                self.line("}")
+            case _:
+                self.line(f"for (int64_t {name} = 0, {name}_stop = {stop}; {name} < {name}_stop; ++{name}) {{")
+                self.nested(s.body)
+                self.line("}")
+
+    def simd(self, body: tuple[Statement, ...]) -> None:
+        failing = any(isinstance(x, Let) and raises(x.op, _dtype(x.args[0])) for x in walk(body))
+        self.line("#pragma omp simd reduction(| : status)" if failing else "#pragma omp simd")
+
+    def strip(self, s: Loop, stop: str) -> None:
+        """Whole tiles of lanes, then a scalar tail over the first lanes."""
+        name, lanes = s.axis.name, s.lanes
+        assert s.lane is not None
+        lane, at, end = s.lane.name, f"{name}_at", f"{name}_end"
+        self.line("{")
+        self.depth += 1
+        self.line(f"int64_t {at} = 0;")
+        self.line(f"const int64_t {end} = {stop};")
+        self.line(f"for (; {at} + {lanes} <= {end}; {at} += {lanes}) {{")
+        self.depth += 1
+        self.simd(s.body)
+        self.line(f"for (int64_t {lane} = 0; {lane} < {lanes}; ++{lane}) {{")
+        self.depth += 1
+        self.line(f"const int64_t {name} = {at} + {lane};")
+        self.block(s.body)
+        self.depth -= 1
+        self.line("}")
+        self.depth -= 1
+        self.line("}")
+        self.line(f"for (int64_t {lane} = 0; {at} + {lane} < {end}; ++{lane}) {{")
+        self.depth += 1
+        self.line(f"const int64_t {name} = {at} + {lane};")
+        self.block(s.body)
+        self.depth -= 1
+        self.line("}")
+        self.depth -= 1
+        self.line("}")
+
+    # --- accumulators ---
+
+    def start(self, a: Accumulator) -> None:
+        for k, (dtype, value) in enumerate(zip(a.dtypes, c_monoid_identity(_base(a.monoid), a.dtypes), strict=True)):
+            self.line(f"{c_type(dtype)} {a.name}_{k}[{a.lanes}] __attribute__((aligned(64)));")
+            self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {a.name}_{k}[lane] = {value};")
+
+    def parts(self, a: Accumulator, lane: str) -> list[str]:
+        return [f"{a.name}_{k}[{lane}]" for k in range(len(a.dtypes))]
+
+    def accumulate(self, s: Accumulate) -> None:
+        a = s.accumulator
+        held, values = self.parts(a, self.poly(s.lane)), [self.operand(v) for v in s.inputs]
+        make = c_combine if a.monoid.endswith("_merge") else c_accumulate
+        for text in make(_base(a.monoid), held, values, a.dtypes):
+            self.line(text)
+
+    def finish(self, s: Finish) -> None:
+        a = s.accumulator
+        if s.lane is not None or a.lanes == 1:
+            for var, text in zip(s.parts, self.parts(a, "0" if s.lane is None else self.poly(s.lane)), strict=True):
+                self.define(var, text)
+            return
+        for k, (var, dtype) in enumerate(zip(s.parts, a.dtypes, strict=True)):
+            self.line(f"{c_type(dtype)} {var.name}_lanes[{a.lanes}] __attribute__((aligned(64)));")
+            self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {var.name}_lanes[lane] = {a.name}_{k}[lane];")
+        names = [v.name for v in s.parts]
+        self.line(f"for (int half = {a.lanes // 2}; half > 0; half /= 2)")
+        self.line("  for (int lane = 0; lane < half; ++lane) {")
+        merge = c_combine(
+            _base(a.monoid), [f"{n}_lanes[lane]" for n in names], [f"{n}_lanes[lane + half]" for n in names], a.dtypes
+        )
+        for text in merge:
+            self.line(f"    {text}")
+        self.line("  }")
+        for var in s.parts:
+            self.define(var, f"{var.name}_lanes[0]")
+
+    def rescale(self, s: Rescale) -> None:
+        factor = self.operand(s.factor)
+        held = self.parts(s.accumulator, "lane")[0]
+        self.line(f"for (int lane = 0; lane < {s.accumulator.lanes}; ++lane) {held} = {factor} == 0 ? 0 : {held} * {factor};")
+
+
+def _base(monoid: str) -> str:
+    return monoid.removesuffix("_merge")
+
+
+def _dtype(value: Operand) -> DType:
+    return DType.I64 if isinstance(value, Poly) else value.dtype
+
+
+def _bare(text: str) -> str:
+    """Drop one pair of outer parentheses."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    level = 0
+    for k, c in enumerate(text):
+        level += (c == "(") - (c == ")")
+        if level == 0:
+            return text[1:-1] if k == len(text) - 1 else text
+    return text

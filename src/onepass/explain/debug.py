@@ -1,0 +1,57 @@
+"""The debug ladder: ONEPASS_DEBUG=1..5 prints, ONEPASS_DUMP=folder writes every stage as files.
+
+1 one line per graph, 2 every decision, 3 program and plan, 4 sources, 5 also checks each kernel
+against the reference interpreter (see `onepass.checking`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+from ..ir.options import Options
+from ..ir.plan import FusionPlan
+from ..ir.program import Program
+from ..ir.record import CompileRecord
+
+_numbers = itertools.count()
+
+
+def report_stage(options: Options, record: CompileRecord, program: Program, plan: FusionPlan) -> None:
+    """Print and dump what the options ask for."""
+    if options.debug:
+        print(debug_text(record, options.debug), file=sys.stderr)
+    if options.dump:
+        dump(record, Path(options.dump))
+
+
+def debug_text(record: CompileRecord, level: int) -> str:
+    """What one rung of the ladder shows of a graph."""
+    seconds = sum(record.stage_seconds.values())
+    lines = [
+        f"onepass: {record.direction} graph for {record.target}: {len(record.kernels)} kernels, "
+        f"{len(record.externs)} calls, {record.bytes_moved} bytes moved ({record.bytes_unfused} unfused), {seconds:.2f} s"
+    ]
+    if level >= 2:
+        for d in record.decisions:
+            lines.append(f"  {'fused' if d.accepted else 'kept apart'} ({d.kind}) {d.producer} -> {d.consumer}: {d.reason}")
+        lines += [f"  call {e.op} {e.name}: {e.why}" for e in record.externs]
+    if level >= 3:
+        lines += ["program:", record.program, "plan:", record.plan]
+    if level >= 4:
+        lines += [k.source for k in record.kernels]
+    return "\n".join(lines)
+
+
+def dump(record: CompileRecord, folder: Path) -> None:
+    """One numbered subfolder per graph: program, plan, decisions, sources, record."""
+    place = folder / f"{next(_numbers):03d}_{record.direction}"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "1_program.txt").write_text(record.program)
+    (place / "2_plan.txt").write_text(record.plan)
+    (place / "3_decisions.txt").write_text(debug_text(record, 2))
+    for k in record.kernels:
+        (place / f"4_{k.name}.c").write_text(k.source)
+    (place / "5_record.json").write_text(json.dumps(record.to_json(), indent=1))

@@ -1,0 +1,123 @@
+"""Fill a compile record from the stages' results: kernels, externs, decisions, bytes.
+
+bytes_moved counts each buffer a kernel touches once; bytes_unfused is the same with one kernel per
+define; bytes_minimum is inputs read once plus outputs and updates written once.
+"""
+
+from __future__ import annotations
+
+from ..analysis.access import load_bytes, operation_cost, storage_bytes
+from ..ir.expr import Expr, Load, postorder
+from ..ir.kernel import Kernel, ScheduledGroup
+from ..ir.plan import FusionPlan, Group
+from ..ir.program import Buffer, Define, Extern, Program, Update, View
+from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from ..ir.source import KernelSource
+from ..ir.target import Target
+from ..planner.cost import predict_us
+
+
+def measure(
+    record: CompileRecord,
+    program: Program,
+    plan: FusionPlan,
+    scheduled: dict[Group, ScheduledGroup],
+    sources: dict[Kernel, KernelSource],
+    target: Target,
+) -> None:
+    """Write what happened into the record."""
+    record.program = repr(program)
+    record.plan = _plan_text(plan)
+    for group, result in scheduled.items():
+        for kernel in result.kernels:
+            record.kernels.append(_kernel_record(group, kernel, result, sources[kernel], target))
+    for step in plan.steps:
+        if isinstance(step, Extern):
+            record.externs.append(_extern_record(step))
+    record.decisions = [
+        DecisionRecord(d.producer, d.consumer, d.kind, d.accepted, d.reason, d.saved_us, d.bytes_saved)
+        for d in plan.decisions
+    ]
+    in_externs = sum(e.bytes_moved for e in record.externs)
+    copied = sum(2 * storage_bytes(target_) for target_, _ in plan.copies)
+    record.bytes_moved = sum(k.bytes_read + k.bytes_written for k in record.kernels) + in_externs + copied
+    updates = [s for s in program.statements if isinstance(s, Update)]
+    record.bytes_unfused = sum(_define_bytes(d) for d in program.defines()) + in_externs
+    record.bytes_unfused += sum(2 * storage_bytes(u.target) for u in updates)
+    record.bytes_minimum = _minimum(program, updates)
+
+
+def _kernel_record(
+    group: Group, kernel: Kernel, result: ScheduledGroup, source: KernelSource, target: Target
+) -> KernelRecord:
+    if len(result.kernels) == 1:
+        read = bytes_read([s.value for s in group.stores])
+    else:
+        read = sum(storage_bytes(b) for b in kernel.reads)
+    written = sum(storage_bytes(b) for b in kernel.writes)
+    work = operation_cost(s.value for s in group.stores) if kernel is result.kernels[0] else 0.0
+    return KernelRecord(
+        name=kernel.name,
+        operations=[{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins],
+        bytes_read=read,
+        bytes_written=written,
+        schedule=kernel.schedule,
+        source=source.text,
+        predicted_us=predict_us(read + written, work, 1, target),
+    )
+
+
+def bytes_read(values: list[Expr]) -> int:
+    """Bytes of the distinct elements the values load."""
+    reads: dict[Buffer, int] = {}
+    for e in postorder(values):
+        if isinstance(e, Load):
+            reads[e.buffer] = max(reads.get(e.buffer, 0), load_bytes(e))
+    return sum(reads.values())
+
+
+def _define_bytes(define: Define) -> int:
+    return bytes_read([define.value]) + storage_bytes(define.buffer)
+
+
+def _extern_record(step: Extern) -> ExternRecord:
+    used = {v.buffer for v in _views((step.args, step.kwargs))}
+    if isinstance(step.result, Buffer):
+        used.add(step.result)
+    moved = sum(storage_bytes(b) for b in used)
+    return ExternRecord(step.origin.node, step.origin.op, step.why, step.origin.line, moved)
+
+
+def _minimum(program: Program, updates: list[Update]) -> int:
+    """Each input that is used read once, each output and update written once."""
+    used: set[Buffer] = set()
+    for s in program.statements:
+        if isinstance(s, Define):
+            used |= {e.buffer for e in postorder([s.value]) if isinstance(e, Load)}
+        elif isinstance(s, Extern):
+            used |= {v.buffer for v in _views((s.args, s.kwargs))}
+    inputs = {b for b in program.inputs if isinstance(b, Buffer)}
+    outputs = {v.buffer for v in _views(program.outputs)} - inputs
+    return sum(map(storage_bytes, used & inputs)) + sum(map(storage_bytes, outputs | {u.target for u in updates}))
+
+
+def _views(tree: object) -> list[View]:
+    match tree:
+        case View():
+            return [tree]
+        case list() | tuple():
+            return [v for item in tree for v in _views(item)]
+        case dict():
+            return [v for item in tree.values() for v in _views(item)]
+    return []
+
+
+def _plan_text(plan: FusionPlan) -> str:
+    lines = []
+    for step in plan.steps:
+        if isinstance(step, Extern):
+            lines.append(f"extern {step.origin.node}: {step.why}")
+        else:
+            stores = ", ".join(repr(s.buffer) for s in step.stores)
+            lines.append(f"kernel stores {stores}: {', '.join(m.origin.node for m in step.members)}")
+    return "\n".join(lines)

@@ -1,0 +1,71 @@
+"""What a group costs on a target: launch + compute + memory - 0.9 * min(compute, memory).
+
+One ranking function for the whole planner. Bytes count each buffer once per kernel (first touch);
+a value is computed at every point of its own axes and of the program's outer axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..analysis.access import RANDOM_COST, estimate, load_bytes, storage_bytes
+from ..analysis.nest import Nest
+from ..ir.expr import Load, Pointwise, Random, Reduce, postorder
+from ..ir.monoids import MONOIDS
+from ..ir.ops import OPS
+from ..ir.poly import Axis
+from ..ir.program import Buffer
+from ..ir.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Predicted cost of one group."""
+
+    bytes_read: int
+    bytes_written: int
+    operations: float
+    launches: int
+    buffers: int
+    nodes: int
+    time_us: float
+
+
+def nest_cost(nest: Nest, target: Target) -> Cost:
+    """The cost of a nest as one group."""
+    outer = frozenset(nest.outer)
+    reads: dict[Buffer, int] = {}
+    operations, nodes = 0.0, 0
+    for e in postorder([s.value for s in nest.stores]):
+        nodes += 1
+        match e:
+            case Load():
+                reads[e.buffer] = max(reads.get(e.buffer, 0), load_bytes(e))
+            case Pointwise():
+                operations += OPS[e.op].cost * _points(e.axes | outer)
+            case Random():
+                operations += RANDOM_COST * _points(e.axes | outer)
+            case Reduce():
+                operations += MONOIDS[e.monoid].cost * _points(e.axes | outer | frozenset(e.over))
+    written = sum(storage_bytes(s.buffer) for s in nest.stores)
+    launches = 2 if nest.split is not None else 1
+    buffers = len(reads) + len(nest.stores)
+    time_us = predict_us(sum(reads.values()) + written, operations, launches, target)
+    return Cost(sum(reads.values()), written, operations, launches, buffers, nodes, time_us)
+
+
+def predict_us(moved_bytes: int, operations: float, launches: int, target: Target) -> float:
+    """The model itself."""
+    memory = moved_bytes / target.memory_bytes_per_us
+    compute = operations / target.operations_per_us
+    return launches * target.launch_us + compute + memory - 0.9 * min(compute, memory)
+
+
+def _points(axes: Iterable[Axis]) -> int:
+    total = 1
+    for a in axes:
+        total *= estimate(a.extent)
+    return total
+
+

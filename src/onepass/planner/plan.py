@@ -1,0 +1,335 @@
+"""`plan_fusion`: which defines share a kernel. One legality function, one ranking function.
+
+First single-use point-wise producers join their reader (always a gain); then a priority queue over
+producer-consumer edges and siblings by predicted time saved, re-scoring neighbours only; then what is
+left between groups is recomputed where that moves fewer bytes. Every answer keeps its number.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+
+from ..analysis.access import numel, storage_bytes
+from ..analysis.inline import reductions
+from ..analysis.nest import Refusal, analyse
+from ..ir.expr import Expr, Load, Pointwise, Random, postorder
+from ..ir.ops import OPS
+from ..ir.options import Options
+from ..ir.plan import Decision, FusionPlan, Group
+from ..ir.poly import in_range
+from ..ir.program import Define, Extern, Program
+from ..ir.target import Target
+from .cost import Cost, nest_cost
+from .groups import GroupGraph
+from .storage import place_updates
+
+CHEAP_COST = 6.0  # recomputing less than this per element beats a trip through memory
+SIBLING_NEIGHBOURS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to 'could these be one kernel?'"""
+
+    cost: Cost | None
+    reason: str
+
+
+class Planner:
+    """One planning run."""
+
+    def __init__(self, program: Program, target: Target, options: Options) -> None:
+        self.program, self.target, self.options = program, target, options
+        self.graph = GroupGraph(program)
+        self.decisions: list[Decision] = []
+        self.costs: dict[int, Cost] = {}
+        self.has_reduction: dict[int, bool] = {}
+
+    def run(self) -> FusionPlan:
+        if self.options.fuse:
+            self.fuse_chains()
+            self.fuse_by_gain()
+            self.recompute()
+        steps = self.steps()
+        in_place, copies, notes = place_updates(self.program, steps)
+        return FusionPlan(steps, (*self.decisions, *notes), in_place, copies)
+
+    # --- legality ---
+
+    def consider(self, members: list[Define], group: frozenset[int]) -> Verdict:
+        """The one legality function: nest, buffers, size."""
+        stores = self.graph.stores(members, group)
+        if not stores:
+            return Verdict(Cost(0, 0, 0.0, 0, 0, 0, 0.0), "nothing is stored")
+        devices = {s.buffer.device for s in stores}
+        if len(devices) > 1:
+            return Verdict(None, f"on different devices: {', '.join(sorted(devices))}")
+        if (bad := masked_failure([s.value for s in stores])) is not None:
+            return Verdict(None, bad)
+        nest = analyse(stores, self.target)
+        if isinstance(nest, Refusal):
+            return Verdict(None, nest.reason)
+        cost = nest_cost(nest, self.target)
+        if cost.buffers > self.target.buffers_per_kernel:
+            return Verdict(None, f"{cost.buffers} buffers, limit {self.target.buffers_per_kernel}")
+        if cost.nodes > self.target.operations_per_kernel:
+            return Verdict(None, f"{cost.nodes} operations, limit {self.target.operations_per_kernel}")
+        return Verdict(cost, "")
+
+    def cost(self, number: int) -> Cost | None:
+        if number not in self.costs:
+            verdict = self.consider(self.graph.members[number], frozenset((number,)))
+            if verdict.cost is None:
+                return None
+            self.costs[number] = verdict.cost
+        return self.costs[number]
+
+    # --- chains ---
+
+    def fuse_chains(self) -> None:
+        """A point-wise value with one reader is computed where it is read."""
+        sizes: dict[int, int] = {}
+        for define in self.program.defines():
+            buffer = define.buffer
+            users = self.graph.consumers.get(buffer, set())
+            if buffer in self.graph.required or len(users) != 1:
+                continue
+            (user,) = users
+            number = self.graph.node_of[buffer]
+            if user not in self.graph.members or user == number or self.reduces(number):
+                continue
+            size = sizes.get(number, 1) + sizes.get(user, 1)
+            if size > self.target.operations_per_kernel // 8 or not self._reads_once(define, user):
+                continue
+            if self._device(number) != self._device(user):
+                continue
+            self.graph.merge(user, number)
+            sizes[user] = size
+            self.has_reduction.pop(user, None)
+
+    def _device(self, number: int) -> str:
+        return self.graph.members[number][0].buffer.device
+
+    def _reads_once(self, define: Define, user: int) -> bool:
+        """The reader loads it at one index, in range, and not many times over."""
+        loads: dict[Load, Define] = {}
+        for d in self.graph.members[user]:
+            if define.buffer in self.graph.reads[d]:
+                for e in postorder([d.value]):
+                    if isinstance(e, Load) and e.buffer is define.buffer:
+                        loads[e] = d
+        if len(loads) != 1:
+            return False
+        ((load, reader),) = loads.items()
+        if may_fail(define.value) and load.axes and not _plain(load):
+            return False
+        points = max([numel(reader.axes), *(numel(r.axes | frozenset(r.over)) for r in reductions([reader.value]))])
+        return element_cost(define.value) <= CHEAP_COST or points <= 2 * max(1, numel(define.axes))
+
+    def reduces(self, number: int) -> bool:
+        if number not in self.has_reduction:
+            self.has_reduction[number] = any(reductions([d.value]) for d in self.graph.members[number])
+        return self.has_reduction[number]
+
+    # --- the queue ---
+
+    def fuse_by_gain(self) -> None:
+        """Merge the pair with the largest predicted gain until none is left."""
+        queue: list[tuple[float, int, int, int, int, int]] = []
+        ticket = itertools.count()
+        version: dict[int, int] = {n: 0 for n in self.graph.members}
+        rejected: set[tuple[int, int, int, int]] = set()
+
+        def push(a: int, b: int) -> None:
+            gain = self._quick_gain(a, b)
+            if gain > 0:
+                heapq.heappush(queue, (-gain, next(ticket), a, b, version[a], version[b]))
+
+        for a in list(self.graph.members):
+            for b in self._partners(a):
+                if a < b:
+                    push(a, b)
+        while queue:
+            _, _, a, b, va, vb = heapq.heappop(queue)
+            if a not in self.graph.members or b not in self.graph.members:
+                continue
+            key = (a, b, version[a], version[b])
+            if (version[a], version[b]) != (va, vb) or key in rejected:
+                continue
+            rejected.add(key)
+            if not self._try(a, b):
+                continue
+            version[a] += 1
+            version.pop(b, None)
+            for c in self._partners(a):
+                push(min(a, c), max(a, c))
+
+    def _partners(self, a: int) -> list[int]:
+        """Groups joined to `a` by an edge, and the nearest ones that read what it reads."""
+        graph = self.graph
+        found = {n for n in (*graph.successors[a], *graph.predecessors[a]) if n in graph.members}
+        for d in graph.members[a]:
+            for buffer in graph.reads[d]:
+                users = graph.consumers.get(buffer, set())
+                near = sorted((u for u in users if u in graph.members and u != a), key=lambda u: (abs(u - a), u))
+                found.update(near[:SIBLING_NEIGHBOURS])
+        found.discard(a)
+        return sorted(found)
+
+    def _quick_gain(self, a: int, b: int) -> float:
+        """Bytes that would not travel, over bandwidth, plus one launch: an optimistic rank."""
+        graph = self.graph
+        both = frozenset((a, b))
+        saved = 0
+        reads_a = {x for d in graph.members[a] for x in graph.reads[d]}
+        reads_b = {x for d in graph.members[b] for x in graph.reads[d]}
+        made = {d.buffer for n in (a, b) for d in graph.members[n]}
+        for buffer in (reads_a & reads_b) - made:
+            saved += storage_bytes(buffer)
+        for d in (*graph.members[a], *graph.members[b]):
+            other = reads_b if d in graph.members[a] else reads_a
+            if d.buffer in other:
+                saved += storage_bytes(d.buffer)
+                if d.buffer not in graph.required and graph.consumers.get(d.buffer, set()) <= both:
+                    saved += storage_bytes(d.buffer)
+        if not saved:
+            return 0.0
+        return saved / self.target.memory_bytes_per_us + self.target.launch_us
+
+    def _try(self, a: int, b: int) -> bool:
+        """Merge if legal and cheaper; record the answer either way."""
+        graph = self.graph
+        kind = "vertical" if b in graph.successors[a] or a in graph.successors[b] else "sibling"
+        if graph.reaches_around(a, b) or graph.reaches_around(b, a):
+            return self._decide(a, b, kind, False, "another step lies between them", 0.0, 0)
+        if kind == "sibling" and graph.connected(a, b):
+            return False
+        before_a, before_b = self.cost(a), self.cost(b)
+        members = sorted([*graph.members[a], *graph.members[b]], key=graph.order)
+        verdict = self.consider(members, frozenset((a, b)))
+        if verdict.cost is None or before_a is None or before_b is None:
+            return self._decide(a, b, kind, False, verdict.reason or "one side cannot stand alone", 0.0, 0)
+        after = verdict.cost
+        gain = before_a.time_us + before_b.time_us - after.time_us
+        moved = sum(c.bytes_read + c.bytes_written for c in (before_a, before_b)) - after.bytes_read - after.bytes_written
+        if gain <= 0:
+            reason = f"predicted {after.time_us:.1f} us together, {before_a.time_us + before_b.time_us:.1f} us apart"
+            return self._decide(a, b, kind, False, reason, gain, moved)
+        reason = f"saves {gain:.1f} us and {moved} bytes"
+        self._decide(a, b, kind, True, reason, gain, moved)
+        graph.merge(a, b)
+        self.costs[a] = after
+        self.costs.pop(b, None)
+        self.has_reduction.pop(a, None)
+        return True
+
+    def _decide(self, a: int, b: int, kind: str, accepted: bool, reason: str, gain: float, moved: int) -> bool:
+        names = [self.graph.members[n][-1].origin.node for n in (a, b)]
+        self.decisions.append(Decision(names[0], names[1], kind, accepted, reason, gain, moved))
+        return accepted
+
+    # --- recompute ---
+
+    def recompute(self) -> None:
+        """A value left between groups is computed again in each reader where that moves fewer bytes."""
+        graph = self.graph
+        for define in list(self.program.defines()):
+            number = graph.node_of[define.buffer]
+            if number not in graph.members or define not in graph.members[number]:
+                continue
+            users = [u for u in graph.consumers.get(define.buffer, set()) if u != number]
+            if define.buffer in graph.required or not users or any(u not in graph.members for u in users):
+                continue
+            if len(graph.members[number]) == 1 and len(users) <= 4 and not self.reduces(number):
+                self._try_recompute(define, number, users)
+
+    def _try_recompute(self, define: Define, number: int, users: list[int]) -> None:
+        graph = self.graph
+        befores = [self.cost(number), *(self.cost(u) for u in users)]
+        afters: list[Cost] = []
+        for u in users:
+            members = sorted([define, *graph.members[u]], key=graph.order)
+            verdict = self.consider(members, frozenset((number, *users)))
+            if verdict.cost is None:
+                return
+            afters.append(verdict.cost)
+        if any(c is None for c in befores):
+            return
+        gain = sum(c.time_us for c in befores if c is not None) - sum(c.time_us for c in afters)
+        moved = sum(c.bytes_read + c.bytes_written for c in befores if c is not None)
+        moved -= sum(c.bytes_read + c.bytes_written for c in afters)
+        accepted = gain > 0
+        reason = f"computed again in {len(users)} kernels: {moved} bytes fewer" if accepted else f"recomputing would cost {-gain:.1f} us"
+        self.decisions.append(
+            Decision(define.origin.node, graph.members[users[0]][-1].origin.node, "recompute", accepted, reason, gain, moved)
+        )
+        if not accepted:
+            return
+        for u, after in zip(users, afters, strict=True):
+            graph.absorb(define, u)
+            self.costs[u] = after
+        graph.remove(number)
+
+    # --- result ---
+
+    def steps(self) -> tuple[Group | Extern, ...]:
+        """Groups and externs in dependency order, program order where free."""
+        graph = self.graph
+        waiting = {n: len(p) for n, p in graph.predecessors.items()}
+        ready = [(graph.span[n][1], n) for n, count in waiting.items() if count == 0]
+        heapq.heapify(ready)
+        steps: list[Group | Extern] = []
+        while ready:
+            _, n = heapq.heappop(ready)
+            if n in graph.externs:
+                steps.append(graph.externs[n])
+            else:
+                stores = graph.stores(graph.members[n], frozenset((n,)))
+                if stores:
+                    steps.append(Group(stores, tuple(graph.members[n])))
+            for s in graph.successors[n]:
+                waiting[s] -= 1
+                if waiting[s] == 0:
+                    heapq.heappush(ready, (graph.span[s][1], s))
+        return tuple(steps)
+
+
+def plan_fusion(program: Program, target: Target, options: Options) -> FusionPlan:
+    """The fusion plan of a program for a target."""
+    return Planner(program, target, options).run()
+
+
+def element_cost(value: Expr) -> float:
+    """Work per element of a point-wise value."""
+    total = 0.0
+    for e in postorder([value]):
+        if isinstance(e, Pointwise):
+            total += OPS[e.op].cost
+        elif isinstance(e, Random):
+            total += 14.0
+    return total
+
+
+def may_fail(value: Expr) -> bool:
+    """Whether evaluating it can raise (integer division, checked index)."""
+    return any(
+        isinstance(e, Pointwise) and OPS[e.op].integer_raises and not e.args[0].dtype.is_float for e in postorder([value])
+    )
+
+
+def _plain(load: Load) -> bool:
+    return all(p.axis is not None or p.constant == 0 for p in load.index)
+
+
+def masked_failure(values: list[Expr]) -> str | None:
+    """A value that may raise must not be computed where its reader would not look."""
+    nodes = list(postorder(values))
+    masked = any(
+        isinstance(e, Load)
+        and not all(in_range(p, s) or p.indirects() for p, s in zip(e.index, e.buffer.shape, strict=True))
+        for e in nodes
+    )
+    failing = masked and any(may_fail(v) for v in values)
+    return "it may raise outside its region" if failing else None

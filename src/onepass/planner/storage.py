@@ -1,0 +1,94 @@
+"""Where updated inputs are written: in place where that is safe, else through a copy at the end.
+
+A store may target an input's storage only if every read of it is in an earlier step, or in this one at
+the very index that is written. Anything else keeps its own buffer and is copied last.
+"""
+
+from __future__ import annotations
+
+from ..analysis.access import storage_bytes
+from ..analysis.inline import identity_index, loaded, reductions
+from ..ir.expr import Load, postorder
+from ..ir.plan import Decision, Group
+from ..ir.poly import Poly
+from ..ir.program import Buffer, Extern, Program, Update
+from .groups import things
+
+Copies = tuple[tuple[Buffer, Buffer], ...]
+
+
+def place_updates(
+    program: Program, steps: tuple[Group | Extern, ...]
+) -> tuple[dict[Buffer, Buffer], Copies, list[Decision]]:
+    """(stored buffer -> input it overwrites, copies at the end, the decisions)."""
+    in_place: dict[Buffer, Buffer] = {}
+    copies: list[tuple[Buffer, Buffer]] = []
+    notes: list[Decision] = []
+    outputs = {b for b in things(program.outputs) if isinstance(b, Buffer)}
+    for update in (s for s in program.statements if isinstance(s, Update)):
+        reason = _obstacle(update, steps, outputs, in_place)
+        if reason is None:
+            in_place[update.source] = update.target
+        else:
+            copies.append((update.target, update.source))
+        saved = 2 * storage_bytes(update.target) if reason is None else 0
+        text = reason or "read only at the index that is written"
+        notes.append(Decision(update.origin.node, update.target.name, "in-place", reason is None, text, 0.0, saved))
+    return in_place, tuple(copies), notes
+
+
+def _obstacle(
+    update: Update, steps: tuple[Group | Extern, ...], outputs: set[Buffer], in_place: dict[Buffer, Buffer]
+) -> str | None:
+    """Why the input cannot be overwritten directly; None if it can."""
+    source, target = update.source, update.target
+    if source in outputs or target in outputs:
+        return "the value is also returned"
+    if source in in_place:
+        return "the value already overwrites another input"
+    if source.shape != target.shape or source.dtype is not target.dtype or source.strides != target.strides:
+        return "the value has another layout"
+    if not _dense(target):
+        return "the input's elements may overlap"
+    writer = next(
+        (k for k, s in enumerate(steps) if isinstance(s, Group) and any(x.buffer is source for x in s.stores)), None
+    )
+    if writer is None:
+        return "the value comes from a call"
+    for k, step in enumerate(steps):
+        if k > writer and _reads(step, target):
+            return "a later step still reads the input"
+    group = steps[writer]
+    assert isinstance(group, Group)
+    return _read_elsewhere(group, target)
+
+
+def _read_elsewhere(group: Group, target: Buffer) -> str | None:
+    for store in group.stores:
+        reads = [e for e in postorder([store.value]) if isinstance(e, Load) and e.buffer is target]
+        if not reads:
+            continue
+        if any(reductions([s.value]) for s in group.stores):
+            return "the kernel reads the input again in another sweep"
+        if not all(identity_index(e.index, store.axes) for e in reads):
+            return "the kernel reads the input at another index"
+    return None
+
+
+def _reads(step: Group | Extern, buffer: Buffer) -> bool:
+    if isinstance(step, Extern):
+        return any(t is buffer for t in things((step.args, step.kwargs)))
+    return any(buffer in loaded(s.value) for s in step.stores)
+
+
+def _dense(buffer: Buffer) -> bool:
+    """Strides are those of some permutation of a contiguous tensor: no two elements share a place."""
+    dims = [(st, sz) for sz, st in zip(buffer.shape, buffer.strides, strict=True) if sz.constant != 1]
+    expected = Poly.ONE
+    while dims:
+        match = next((d for d in dims if d[0] is expected), None)
+        if match is None:
+            return False
+        dims.remove(match)
+        expected = expected * match[1]
+    return True
