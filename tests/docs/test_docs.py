@@ -1,0 +1,73 @@
+"""Documentation that can be checked: options and errors are complete, links lead somewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from onepass import errors
+from onepass.ir.options import Options
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/**/*.md")])
+OPTIONS_HEAD = """# Options
+
+`torch.compile(f, backend="onepass", options={"precision": "eager"})`, or the same for `onepass.jit` and `onepass.explain`.
+An unknown name or value is an error that names the nearest one. This page is generated from `ir/options.py`
+(`pytest --update-golden tests/docs`).
+
+| option | default | meaning | changes code |
+|---|---|---|---|
+"""
+OPTIONS_TAIL = """
+Options that change code are part of the cache key; the others only print or check.
+
+| environment variable | meaning |
+|---|---|
+| `ONEPASS_DEBUG` | the `debug` option, 0 to 5 |
+| `ONEPASS_DUMP` | the `dump` option, a folder |
+| `ONEPASS_STRICT` | `1`: the `strict` option |
+| `ONEPASS_CACHE_DIR` | the cache folder (default: `onepass` in the user's cache folder) |
+| `CC` | the C compiler (default: the first of cc, gcc, clang) |
+"""
+
+
+def _options_page() -> str:
+    rows = []
+    for option in fields(Options):
+        meaning = option.metadata["doc"]
+        changes = "yes" if option.metadata["changes_code"] else "no"
+        rows.append(f"| `{option.name}` | `{option.default!r}` | {meaning} | {changes} |\n")
+    return OPTIONS_HEAD + "".join(rows) + OPTIONS_TAIL
+
+
+def test_options_page_is_up_to_date(golden: Callable[[str, str], None]) -> None:
+    golden("../../docs/options.md", _options_page())
+
+
+def test_every_environment_variable_is_documented() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert set(re.findall(r"\bONEPASS_[A-Z_]+", sources)) <= set(re.findall(r"ONEPASS_[A-Z_]+", OPTIONS_TAIL))
+
+
+def test_every_error_has_a_row() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    for name, value in vars(errors).items():
+        if inspect.isclass(value) and issubclass(value, errors.OnepassError):
+            assert f"`{name}`" in page, f"docs/errors.md says nothing about {name}"
+
+
+def test_there_are_at_most_twenty_options() -> None:
+    assert len(fields(Options)) <= 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
