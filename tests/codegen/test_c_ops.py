@@ -150,6 +150,9 @@ int k_random(int64_t seed, int64_t stream, int64_t start, uint32_t *restrict out
   for (int64_t i = 0; i < n; i++) out[i] = op_random((uint64_t)seed, (uint32_t)stream, (uint64_t)(start + i));
   return 0;
 }
+void k_random_fill(int64_t seed, int64_t stream, int64_t first, uint32_t *out, int64_t n) {
+  op_random_fill((uint64_t)seed, (uint32_t)stream, (uint64_t)first, out, n);
+}
 void k_random4(int64_t seed, int64_t stream, int64_t counter, uint32_t *out) {
   op_random4((uint64_t)seed, (uint32_t)stream, (uint64_t)counter, out);
 }
@@ -476,12 +479,13 @@ def test_philox_known_answers(library: ctypes.CDLL) -> None:
         four = (ctypes.c_uint32 * 4)()
         library.k_random4(ctypes.c_int64(seed), ctypes.c_int64(stream), ctypes.c_int64(counter), four)
         assert list(four) == want
-        words = (ctypes.c_uint32 * 67)()
-        library.k_random(
-            ctypes.c_int64(seed), ctypes.c_int64(stream), ctypes.c_int64(counter * 4), words, ctypes.c_int64(67)
-        )
-        following = [_philox(seed, ((counter + k) & ones, (counter + k) >> 32, stream, 0)) for k in range(17)]
-        assert list(words) == list(itertools.chain(*following))[:67]
+        following = [_philox(seed, ((counter + k) & ones, (counter + k) >> 32, stream, 0)) for k in range(40)]
+        expected = list(itertools.chain(*following))
+        for name, skip, count in itertools.product(("k_random", "k_random_fill"), range(4), (1, 3, 32, 67, 128)):
+            words = (ctypes.c_uint32 * (count + 1))()
+            numbers = [ctypes.c_int64(v) for v in (seed, stream, counter * 4 + skip)]
+            getattr(library, name)(*numbers, words, ctypes.c_int64(count))
+            assert list(words) == [*expected[skip : skip + count], 0], (name, skip, count)
 
 
 def test_uniform_is_in_range(library: ctypes.CDLL) -> None:
