@@ -15,7 +15,7 @@ _forked = False
 
 def _after_fork() -> None:
     global _forked
-    _forked = False
+    _forked = True
 
 
 os.register_at_fork(after_in_child=_after_fork)
