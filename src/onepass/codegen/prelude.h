@@ -414,6 +414,11 @@ OP_ARGS(uint8_t, u8)
 /* ---- random numbers: Philox4x32-10 -------------------------------------------------------------
  * One generator over 8 counters at a time, words in 64-bit lanes: vpmuludq is then the whole product. */
 typedef uint64_t op_u64x8 __attribute__((vector_size(64)));
+#ifdef __clang__
+#define OP_SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else /* gcc has that spelling only since version 12 */
+#define OP_SHUFFLE(x, y, ...) __builtin_shuffle(x, y, (op_u64x8){__VA_ARGS__})
+#endif
 
 OP op_u64x8 op_product_of_words(op_u64x8 x, uint64_t word) {
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -443,8 +448,8 @@ OP void op_random32(uint64_t seed, uint32_t stream, uint64_t first, uint32_t out
   }
   op_u64x8 low = (a & 0xffffffffu) | (b << 32), high = (c & 0xffffffffu) | (d << 32);
   op_u64x8 words[2] = {
-    __builtin_shuffle(low, high, (op_u64x8){0, 8, 1, 9, 2, 10, 3, 11}),
-    __builtin_shuffle(low, high, (op_u64x8){4, 12, 5, 13, 6, 14, 7, 15}),
+    OP_SHUFFLE(low, high, 0, 8, 1, 9, 2, 10, 3, 11),
+    OP_SHUFFLE(low, high, 4, 12, 5, 13, 6, 14, 7, 15),
   };
   __builtin_memcpy(out, words, sizeof words);
 }
