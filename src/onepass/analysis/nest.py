@@ -125,7 +125,7 @@ def _split(nest: Nest, reduces: list[Reduce], work: int) -> Nest | Refusal:
         return Refusal(f"{too_few}, and the reductions share no axis to split")
     axis = max(candidates, key=lambda c: (estimate(c.extent), -nest.classes.index(c)))
     for r in inner:
-        if axis not in r.axes:
+        if axis not in {nest.bound.get(a, a) for a in r.axes}:
             return Refusal(f"{too_few}: a chain of reductions over one axis cannot be split in one pass")
     finished = set(roots)
     for s in nest.stores:
@@ -139,6 +139,20 @@ def _split(nest: Nest, reduces: list[Reduce], work: int) -> Nest | Refusal:
     if estimate(axis.extent) < 2:
         return Refusal(too_few)
     return Nest(nest.stores, nest.classes, nest.bound, nest.outer, axis)
+
+
+def opened(nest: Nest) -> list[Expr]:
+    """The stores' values with reduction axes renamed to their classes: what sweeps share becomes equal.
+
+    For counting only: a class may be bound by one reduction and free around it.
+    """
+    mapping = {a: c.poly() for a, c in nest.bound.items()}
+    memo: dict[Expr, Expr] = {}
+
+    def rebind(e: Expr) -> Expr | None:
+        return Reduce(e.monoid, e.inputs, tuple(nest.bound[a] for a in e.over)) if isinstance(e, Reduce) else None
+
+    return [rewrite(s.value, rebind, mapping, memo) for s in nest.stores]
 
 
 # --- unifying axes -----------------------------------------------------------------------------

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
+from .. import __version__
 from ..errors import CacheError, OnepassError, UnusableProgram
 
 _SOURCE_FOLDER = Path(__file__).resolve().parents[3]
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="onepass", description="A kernel-fusion compiler for PyTorch: what it fused, and whether it works here."
     )
-    parser.add_argument("--version", action="version", version=f"onepass {_version()}")
+    parser.add_argument("--version", action="version", version=f"onepass {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_explain(commands)
     demo = commands.add_parser("demo", help="compile several real workloads, check them, time them beside eager")
@@ -90,13 +90,6 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     explain.add_argument("--json", action="store_true", help="print JSON instead of text")
     explain.add_argument("--html", type=Path, metavar="OUT.html", help="also write one self-contained page")
     explain.set_defaults(command=_explain)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("onepass")
-    except metadata.PackageNotFoundError:
-        return "(run from its source folder)"
 
 
 def _explain(arguments: argparse.Namespace) -> int:

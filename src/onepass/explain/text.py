@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,19 @@ def ratio_text(part: int, whole: int) -> str:
     return f"{part / whole:.2f}x" if whole else ""
 
 
+def short_operation(name: str) -> str:
+    """An operation as people call it: "aten.add.Tensor" -> "add"; other namespaces are kept."""
+    parts = name.split(".")
+    if len(parts) == 3:
+        return _one_line(parts[1] if parts[0] in ("aten", "prims") else ".".join(parts[:2]))
+    return _one_line(name)
+
+
+def user_line(line: str) -> str:
+    """A line of the user's, its path relative to the current folder where it is inside."""
+    return _one_line(line.removeprefix(os.getcwd() + os.sep))
+
+
 def rejected_by_size(decisions: Iterable[DecisionRecord]) -> list[DecisionRecord]:
     """Rejected fusions, the largest missed saving first."""
     rejected = [d for d in decisions if not d.accepted]
@@ -98,15 +112,29 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
     yield f"  kernel {_one_line(kernel.name)}: {moved}, predicted {time_text(kernel.predicted_us)}"
     if kernel.schedule:
         yield f"    schedule  {_one_line(kernel.schedule)}"
-    width = max((len(o.get("op", "")) for o in kernel.operations), default=0)
-    for operation in kernel.operations:
-        yield "    " + _one_line(f"{operation.get('op', ''):<{width}}  {operation.get('line', '')}".rstrip())
+    rows = _by_line(kernel.operations)
+    width = min(max((len(names) for names, _ in rows), default=0), 48)
+    for names, line in rows:
+        yield "    " + f"{names:<{width}}  {line}".rstrip()
+
+
+def _by_line(operations: list[dict[str, str]]) -> list[tuple[str, str]]:
+    """Operations in a row that come from one line of the user's, together with that line."""
+    rows: list[tuple[list[str], str]] = []
+    for operation in operations:
+        name, line = short_operation(operation.get("op", "")), user_line(operation.get("line", ""))
+        if rows and rows[-1][1] == line:
+            rows[-1][0].append(name)
+        else:
+            rows.append(([name], line))
+    return [(", ".join(names), line) for names, line in rows]
 
 
 def _extern(extern: ExternRecord) -> Iterator[str]:
-    yield f"  extern {_one_line(extern.op)}: moves {byte_text(extern.bytes_moved)}; {_one_line(extern.why)}"
+    moved, why = byte_text(extern.bytes_moved), _one_line(extern.why)
+    yield f"  extern {short_operation(extern.op)}: moves {moved}; {why}"
     if extern.line:
-        yield f"    {_one_line(extern.line)}"
+        yield f"    {user_line(extern.line)}"
 
 
 def _rejected(graph: CompileRecord) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """What a group costs on a target: launch + compute + memory - 0.9 * min(compute, memory).
 
 One ranking function for the whole planner. Bytes count each buffer once per kernel (first touch);
-a value is computed at every point of its own axes and of the program's outer axes.
+a value is computed at every point of its own axes and of the program's outer axes, once for all sweeps
+(dear ones are kept in scratch).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..analysis.access import RANDOM_COST, estimate, load_bytes, storage_bytes
-from ..analysis.nest import Nest
+from ..analysis.nest import Nest, opened
 from ..ir.expr import Load, Pointwise, Random, Reduce, postorder
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
@@ -37,7 +38,7 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     outer = frozenset(nest.outer)
     reads: dict[Buffer, int] = {}
     operations, nodes = 0.0, 0
-    for e in postorder([s.value for s in nest.stores]):
+    for e in postorder(opened(nest)):
         nodes += 1
         match e:
             case Load():

@@ -16,14 +16,15 @@ from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.inline import reductions
 from ..analysis.nest import Nest, NestStore
 from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
-from ..ir.kernel import Accumulate, Accumulator, Bind, GridAxis, Kernel, Let, Loop, Operand, Start, Statement, Var, When
+from ..ir.kernel import Accumulate, Accumulator, Bind, GridAxis, Kernel, Let, Loop, Operand, Start, Statement, Var, When, WriteLocal
 from ..ir.dtypes import DType
 from ..analysis.refine import polys_of
 from ..ir.poly import Axis, Poly, Symbol, nonnegative, product
 from ..ir.program import Origin
 from ..ir.target import Target
-from .builder import Builder, Finished
+from .builder import Builder, Finished, Kept
 from .layout import Layout, choose_layout
+from .scratch import choose_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class NestScheduler:
         self.layout: Layout = choose_layout(nest, target)
         self.builder = Builder()
         self.grid: list[GridAxis] = []
+        self.keeping: dict[Expr, Kept] = {}  # values the sweep being built leaves in scratch
         self.starts: dict[Axis, Poly] = {}  # blocked class -> first position of this program's block
 
     # --- the grid ---
@@ -88,7 +90,7 @@ class NestScheduler:
             return
         position = Axis(f"g{len(self.grid)}", axis.extent)
         self.grid.append(GridAxis(position, axis.extent))
-        pieces = self._pieces(axis, items)
+        pieces = self.pieces(axis, items)
         self.builder.here.bindings[axis] = position.poly()
         if len(pieces) == 1:
             self._open_grid(rest, items)
@@ -141,12 +143,15 @@ class NestScheduler:
 
     def _scope(self, items: list[Item], axes: frozenset[Axis]) -> None:
         """Compute all items inside the current scope, in whose axes they may vary."""
-        for level in self._levels(items, axes):
+        levels = self._levels(items, axes)
+        for number, level in enumerate(levels):
             clusters: dict[tuple[frozenset[Axis], frozenset[Axis]], list[Item]] = {}
             for item in level:
                 key = (item.domain - axes, self._nested_axes([item], axes))
                 clusters.setdefault(key, []).append(item)
             for (inner, nested), cluster in clusters.items():
+                later = [i for following in levels[number + 1 :] for i in following if i.domain - axes == inner]
+                self.keeping = {} if nested or self._tiled else choose_kept(cluster, later, inner, self)
                 self._sweep(cluster, inner, nested, axes)
 
     def _levels(self, items: list[Item], axes: frozenset[Axis]) -> list[list[Item]]:
@@ -179,24 +184,32 @@ class NestScheduler:
         self, cluster: list[Item], inner: frozenset[Axis], nested: frozenset[Axis], axes: frozenset[Axis]
     ) -> None:
         """One pass over `inner` for a cluster of items that share it."""
-        cluster = [self._with_accumulator(i, axes) for i in cluster]
+        lanes = min((self._lanes(i, axes) for i in cluster if i.reduce is not None), default=1)
+        cluster = [self._with_accumulator(i, lanes) for i in cluster]
         if nested:
             self._open_loops(self._order(nested), cluster, lambda items: self._scope(items, axes | nested))
         else:
             self._leaf(cluster, inner)
+        self._remember()
         for item in cluster:
             if item.reduce is not None and item.accumulator is not None:
                 self.builder.here.parts.setdefault(item.reduce, Finished(item.accumulator, self._tiled))
+
+    def _remember(self) -> None:
+        """Later sweeps of this program read what this one kept."""
+        self.builder.kept.update(self.keeping)
+        self.builder.locals.extend(k.local for k in self.keeping.values())
+        self.keeping = {}
 
     @property
     def _tiled(self) -> bool:
         return self.layout.tiled is not None
 
-    def _with_accumulator(self, item: Item, axes: frozenset[Axis]) -> Item:
+    def _with_accumulator(self, item: Item, lanes: int) -> Item:
         if item.reduce is None or item.accumulator is not None:
             return item
-        lanes = self._lanes(item, axes)
-        accumulator = Accumulator(self.builder.name(f"{item.reduce.monoid}_acc"), item.reduce.monoid, item.reduce.part_dtypes, lanes)
+        name = self.builder.name(f"{item.reduce.monoid}_acc")
+        accumulator = Accumulator(name, item.reduce.monoid, item.reduce.part_dtypes, lanes)
         self.builder.add(Start(accumulator))
         return replace(item, accumulator=accumulator)
 
@@ -207,9 +220,13 @@ class NestScheduler:
         while nested := self._nested_axes([item], axes):
             axes = axes | nested
             remaining -= nested
-        if not remaining:
+        if not remaining or item.reduce is None:
             return 1
-        return 4 * self.target.vector_bytes // max(d.bytes for d in item.reduce.part_dtypes) if item.reduce else 1
+        lanes = 4 * self.target.vector_bytes // max(d.bytes for d in item.reduce.part_dtypes)
+        extent = self.layout.vector_axis(remaining).extent.constant
+        while extent is not None and lanes > 1 and lanes >= 2 * extent:
+            lanes //= 2
+        return lanes
 
     # --- loops ---
 
@@ -227,7 +244,7 @@ class NestScheduler:
         """Largest stride outermost."""
         return self.layout.order(axes)
 
-    def _pieces(self, axis: Axis, items: list[Item]) -> list[tuple[Poly, Poly]]:
+    def pieces(self, axis: Axis, items: list[Item]) -> list[tuple[Poly, Poly]]:
         """Where the axis is cut so that every condition on it is decided in each piece."""
         points = breakpoints((v for i in items for v in i.values), axis)
         for i in items:
@@ -259,7 +276,7 @@ class NestScheduler:
             with self._chunk_loop(axis, "sweep"):
                 self._open_loops(rest, items, then)
             return
-        for low, high in self._pieces(axis, items):
+        for low, high in self.pieces(axis, items):
             loop = Axis(self.builder.name("i"), high - low)
             with self.builder.block(_closer(loop, "sweep"), {axis: low + loop}):
                 self._open_loops(rest, self._specialised(items, axis, low, high), then)
@@ -277,7 +294,7 @@ class NestScheduler:
             with self._chunk_loop(axis, kind, lanes, lane):
                 self._point(items, at)
             return
-        for low, high in self._pieces(axis, items):
+        for low, high in self.pieces(axis, items):
             loop = Axis(self.builder.name("j"), high - low)
             with self.builder.block(_closer(loop, kind, lanes, lane), {axis: low + loop}):
                 self._point(self._specialised(items, axis, low, high), at)
@@ -300,6 +317,8 @@ class NestScheduler:
             assert item.accumulator is not None
             operands = tuple(self.builder.emit(v) for v in item.values)
             self.builder.add(Accumulate(item.accumulator, lane if item.accumulator.lanes > 1 else Poly.ZERO, operands))
+        for value, kept in self.keeping.items():
+            self.builder.add(WriteLocal(kept.local, self.builder.resolve(kept.index), self.builder.emit(value)))
 
 
 def _symbols(nest: Nest) -> tuple[Symbol, ...]:

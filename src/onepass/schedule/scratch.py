@@ -1,0 +1,82 @@
+"""Which values of a sweep are kept in per-program scratch for the sweeps after it.
+
+Recomputing is free for a load that is still in cache; an exp, an erf or a random draw is not. A value
+is kept when recomputing it costs more than a trip through the nearest cache and a row of it fits there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..analysis.access import RANDOM_COST
+from ..ir.expr import Expr, Load, Part, Pointwise, Random, postorder
+from ..ir.kernel import Local
+from ..ir.ops import OPS
+from ..ir.poly import Axis, Poly, product
+from .builder import Kept
+
+if TYPE_CHECKING:
+    from .sweeps import Item, NestScheduler
+
+KEEP_COST = 6.0
+LOAD_COST = 1.5
+
+
+def choose_kept(
+    cluster: Sequence[Item], later: Sequence[Item], inner: frozenset[Axis], scheduler: NestScheduler
+) -> dict[Expr, Kept]:
+    """The values the sweep over `inner` should leave behind for `later` ones."""
+    size = product(a.extent for a in inner).constant
+    if not inner or not later or size is None or any(a in scheduler.chunks for a in inner):
+        return {}
+    if any(len(scheduler.pieces(a, [*cluster, *later])) > 1 for a in inner):
+        return {}
+    made = {e for i in cluster for v in i.values for e in postorder([v], into_reductions=False) if e.axes & inner}
+    budget = scheduler.target.cache_bytes // 4
+    kept: dict[Expr, Kept] = {}
+    for e in _topmost([v for i in later for v in i.values], made):
+        needed = size * e.dtype.bytes
+        if needed <= budget and recompute_cost(e) >= KEEP_COST and e not in scheduler.builder.kept:
+            budget -= needed
+            local = Local(scheduler.builder.name("row"), e.dtype, size)
+            kept[e] = Kept(local, _linear(scheduler.layout.order(inner)))
+    return kept
+
+
+def _topmost(values: Sequence[Expr], made: set[Expr]) -> list[Expr]:
+    """The first values already made that a walk from the top meets."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    stack = list(values)
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if e in made:
+            found[e] = None
+        elif not isinstance(e, Part):
+            stack.extend(e.children)
+    return list(found)
+
+
+def recompute_cost(value: Expr) -> float:
+    """Work to compute one element again, reductions finished."""
+    total = 0.0
+    for e in postorder([value], into_reductions=False):
+        match e:
+            case Pointwise():
+                total += OPS[e.op].cost
+            case Random():
+                total += RANDOM_COST
+            case Load():
+                total += LOAD_COST
+    return total
+
+
+def _linear(axes: Sequence[Axis]) -> Poly:
+    total = Poly.ZERO
+    for a in axes:
+        total = total * a.extent + a
+    return total
