@@ -27,6 +27,9 @@ def pair(x, *, scale):
 def pair_inputs():
     return {"x": torch.randn(4, requires_grad=True), "scale": 2.0}
 
+def used_once(x=torch.ones(7)):
+    return torch.sin(x * 3.75) - 0.125
+
 def unknown(x, y):
     return x + y
 
@@ -140,7 +143,7 @@ def test_cache(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.strip() == str(tmp_path / "cache")
     assert main(["cache"]) == 0
     assert "0 B (0 graphs, 0 kernels)" in capsys.readouterr().out
-    main(["explain", f"{program}:forward"])
+    main(["explain", f"{program}:used_once"])
     capsys.readouterr()
     main(["cache", "size"])
     assert "(1 graph, 1 kernel)" in capsys.readouterr().out

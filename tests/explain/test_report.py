@@ -15,7 +15,10 @@ HOSTILE = "</pre><script>alert('x')</script>\"'\n$body"
 
 
 def _kernel(name: str = "k0", line: str = "model.py:3") -> KernelRecord:
-    operations = [{"node": "add", "op": "aten.add", "line": line}, {"node": "gelu", "op": "aten.gelu", "line": line}]
+    operations = [
+        {"node": "add", "op": "aten.add.Tensor", "line": line},
+        {"node": "gelu", "op": "aten.gelu.default", "line": line},
+    ]
     return KernelRecord(name, operations, 64 << 20, 32 << 20, "grid i x tile j", "void k0(void) {}", 8400.0)
 
 
@@ -23,7 +26,7 @@ def _record(**changes: object) -> CompileRecord:
     record = CompileRecord(
         direction="forward",
         kernels=[_kernel()],
-        externs=[ExternRecord("x1", "aten.mm", "a bare matmul goes to the library", "model.py:9", 1 << 20)],
+        externs=[ExternRecord("x1", "aten.mm.default", "a bare matmul goes to the library", "model.py:9", 1 << 20)],
         decisions=[
             DecisionRecord("b0", "b1", "vertical", True, "saves a round trip", 3.0, 4096),
             DecisionRecord("b1", "b2", "sibling", False, "49 buffers, limit 48", 1.5, 2048),
@@ -55,8 +58,8 @@ def test_text_names_what_a_reader_asks_for() -> None:
         "3.00x of moved",
         "kernel k0: reads 64.0 MiB, writes 32.0 MiB, predicted 8.4 ms",
         "schedule  grid i x tile j",
-        "aten.gelu  model.py:3",
-        "extern aten.mm: moves 1.0 MiB; a bare matmul goes to the library",
+        "add, gelu  model.py:3",
+        "extern mm: moves 1.0 MiB; a bare matmul goes to the library",
         "1 made, 1 rejected",
         "b1 -> b2 (sibling): 49 buffers, limit 48 [+1.5 us, 2.0 KiB]",
     ):

@@ -40,6 +40,7 @@ def _report(error: Exception) -> None:
     if os.environ.get("ONEPASS_DEBUG", "0") not in ("", "0"):
         traceback.print_exc()
         return
+    error = getattr(error, "inner_exception", error)  # dynamo wraps what a backend raises
     first = (str(error).strip().splitlines() or ["no message"])[0]
     if isinstance(error, OnepassError):
         print(f"onepass: {first}", file=sys.stderr)
