@@ -176,7 +176,7 @@ def test_a_program_of_another_form_is_refused(host: HostProgram) -> None:
 
 
 def test_text_of_the_user_is_data() -> None:
-    text = "'); raise SystemExit #\n\"\"\""
+    text = '\'); raise SystemExit #\n"""'
     host = HostProgram((), (Call("x0", Live("l0"), (text,), {text: text}),), (Ref("x0"), {text: [text]}))
     host.live["l0"] = lambda *a, **k: (a, k)
     got, tree = Executable(host, []).call([])

@@ -73,17 +73,16 @@ print([scaled(k, 1.0) for k in kernels])
 
 
 def test_a_second_process_starts_no_compiler(cache: Cache, compiler: Path) -> None:
+    build_kernels([scale_kernel(2.0)], find_toolchain(), cache)
+    assert starts(compiler) == 1
+    assert run_python(SECOND, str(cache.root)) == "[2.0, 3.0]\n"
+    assert starts(compiler) == 2  # it noticed the one that was missing, and only that
     assert run_python(SECOND, str(cache.root)) == "[2.0, 3.0]\n"
     assert starts(compiler) == 2
-    assert run_python(SECOND, str(cache.root)) == "[2.0, 3.0]\n"
-    assert starts(compiler) == 2
-    cache.clear()
-    assert run_python(SECOND, str(cache.root)) == "[2.0, 3.0]\n"
-    assert starts(compiler) == 4
 
 
 def test_several_processes_build_the_same(cache: Cache) -> None:
-    processes = [start_python(SECOND, str(cache.root)) for _ in range(4)]
+    processes = [start_python(SECOND, str(cache.root)) for _ in range(3)]
     for process in processes:
         out, err = process.communicate(timeout=120)
         assert (process.returncode, out) == (0, "[2.0, 3.0]\n"), err
@@ -213,8 +212,8 @@ def test_a_build_killed_in_the_middle_leaves_nothing_wrong(cache: Cache, tmp_pat
     process.communicate(timeout=60)
     assert begun.exists() and process.returncode == -signal.SIGKILL
     assert cache.count()["kernels"] == 0
-    assert run_python(SECOND, str(cache.root)) == "[2.0, 3.0]\n"
-    assert cache.count()["kernels"] == 2
+    kernels = build_kernels([scale_kernel(2.0), scale_kernel(3.0)], find_toolchain(), cache)
+    assert [scaled(k, 1.0) for k in kernels] == [2, 3] and cache.count()["kernels"] == 2
 
 
 def test_the_key_tells_kernels_and_toolchains_apart() -> None:
