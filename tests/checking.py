@@ -53,9 +53,13 @@ def compiled(function: Function, **settings: Any) -> Function:
 
 def compile_direct(function: Function, tensors: Sequence[torch.Tensor], compiler: Compiler) -> Function:
     """The backend's result for `function(*tensors) -> list of tensors`, without dynamo in front."""
+
+    def call(*args: torch.Tensor) -> Any:  # a graph names its functions by module; a lambda or exec'd text has none
+        return function(*args)
+
     graph = torch.fx.Graph()
     inputs = [graph.placeholder(f"x{i}") for i in range(len(tensors))]
-    graph.output(graph.call_function(function, tuple(inputs)))
+    graph.output(graph.call_function(call, tuple(inputs)))
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     return compiler(module, list(tensors))
 
@@ -140,8 +144,13 @@ class Mismatch(AssertionError):
     """The compiled program did something else than eager."""
 
 
-def compare(ours: Run, eager: Run, reference: Run | None, floor: torch.dtype | None = None) -> None:
-    """Raise Mismatch where values, dtypes or shapes differ. `floor`: the coarsest float inside the program."""
+def compare(
+    ours: Run, eager: Run, reference: Run | None, floor: torch.dtype | None = None, absolute: float = 0.0
+) -> None:
+    """Raise Mismatch where values, dtypes or shapes differ.
+
+    `floor` is the coarsest float inside the program, `absolute` widens the absolute tolerance to at least that.
+    """
     groups = [("output", "outputs"), ("input", "inputs"), ("gradient", "gradients")]
     for word, name in groups:
         mine, theirs = getattr(ours, name), getattr(eager, name)
@@ -151,7 +160,7 @@ def compare(ours: Run, eager: Run, reference: Run | None, floor: torch.dtype | N
         if exact is not None and len(exact) != len(theirs):
             exact = None
         for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            compare_tensor(f"{word} {i}", a, b, exact[i] if exact is not None else None, floor)
+            compare_tensor(f"{word} {i}", a, b, exact[i] if exact is not None else None, floor, absolute)
 
 
 def compare_tensor(
@@ -160,6 +169,7 @@ def compare_tensor(
     eager: torch.Tensor | None,
     reference: torch.Tensor | None,
     floor: torch.dtype | None = None,
+    absolute: float = 0.0,
 ) -> None:
     """One tensor. Where there is no reference, eager is it."""
     if ours is None or eager is None:
@@ -179,13 +189,14 @@ def compare_tensor(
         return
     if reference is not None and reference.shape != eager.shape:
         reference = None
-    _compare_floats(what, ours, eager, dense(reference) if reference is not None else eager, floor)
+    relative, least = tolerance(eager.dtype, floor)
+    reference = dense(reference) if reference is not None else eager
+    _compare_floats(what, ours, eager, reference, relative, max(least, absolute))
 
 
 def _compare_floats(
-    what: str, ours: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, floor: torch.dtype | None
+    what: str, ours: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, relative: float, absolute: float
 ) -> None:
-    relative, absolute = tolerance(eager.dtype, floor)
     if ours.is_complex():
         ours, eager, reference = torch.view_as_real(ours), torch.view_as_real(eager), torch.view_as_real(reference)
     ours, eager, reference = ours.double(), eager.double(), reference.double()

@@ -1,0 +1,57 @@
+"""The fuzzer can fail: a wrong backend is caught and the program shrunk to the statement at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.checking import Compiler, backend_callable
+from tests.fuzz.check import check_program, failure, shrink
+from tests.fuzz.generate import generate
+from tests.fuzz.program import Program
+
+
+def miscompiles(wrong: torch._ops.OpOverload, right: torch._ops.OpOverload) -> Compiler:
+    """aot_eager, but one operation is taken for another."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def swap(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        for node in module.graph.nodes:
+            if node.target is right:
+                node.target = wrong
+        module.recompile()
+        return module
+
+    backend: Compiler = aot_autograd(fw_compiler=swap)
+    return backend
+
+
+def test_right_backend_passes() -> None:
+    for seed in range(15):
+        check_program(generate(seed), backend_callable("aot_eager"))
+
+
+def test_a_wrong_operation_is_found_and_shrunk() -> None:
+    broken = miscompiles(torch.ops.aten.sin.default, torch.ops.aten.tanh.default)
+
+    def check(program: Program) -> None:
+        check_program(program, broken)
+
+    candidates = (p for p in map(generate, range(400)) if "torch.tanh(" in p.source())
+    found = next(p for p in candidates if failure(p, check))
+    small, message = shrink(found, check)
+    assert "elements differ" in message
+    assert "tanh" in small.source() and len(small.body) <= 3
+    compile(small.repro(message), "repro", "exec")
+
+
+def test_repro_runs(tmp_path: Any, monkeypatch: Any) -> None:
+    program = generate(3)
+    text = (
+        program.repro("nothing is wrong")
+        .replace('backend="onepass"', 'backend="eager"')
+        .replace("import onepass\n", "")
+    )
+    exec(compile(text, "repro", "exec"), {"__name__": "repro"})
