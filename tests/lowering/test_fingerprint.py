@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import onepass  # noqa: F401  (registers the backend)
 from onepass.ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
 from onepass.lowering.fingerprint import graph_constants, graph_fingerprint, node_names, reattach
 
@@ -95,6 +96,13 @@ def test_constants_count_by_their_form_and_are_listed() -> None:
     assert graph_fingerprint(a, "") == graph_fingerprint(b, "") != graph_fingerprint(c, "")
     (value,) = graph_constants(b)
     assert torch.equal(value, torch.tensor([3.0, 4.0]))
+    # One element is folded into the program, so there its value counts.
+    assert graph_fingerprint(with_constant([1.0]), "") != graph_fingerprint(with_constant([2.0]), "")
+
+
+def test_constants_are_folded_by_the_backend_that_compiles_under_a_fake_mode() -> None:
+    results = [torch.compile(lambda x, c=c: x * torch.tensor(c), backend="onepass")(X + 1) for c in (2.0, 3.0)]
+    assert torch.equal(results[0], (X + 1) * 2) and torch.equal(results[1], (X + 1) * 3)
 
 
 def test_graphs_with_inner_graphs_or_objects_have_no_key() -> None:

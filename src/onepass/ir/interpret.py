@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .dtypes import DType
 from .expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, Scan, postorder
 from .monoids import identity
-from .poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, Indirect
+from .poly import Atom, Axis, Indirect, Poly, Quotient, Remainder, Symbol
 from .program import Buffer, Define, Extern, HostValue, Program, Update, View
-
-Tensor = torch.Tensor
 
 
 def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
@@ -327,11 +326,11 @@ def _division(mode: str) -> Callable[[Tensor, Tensor], Tensor]:
 def _scalar_functions() -> dict[str, Callable[..., Tensor]]:
     """Torch's function for each scalar operation."""
     same = (
-        "sub mul neg abs sign maximum minimum fmax fmin sqrt rsqrt remainder fmod eq ne lt le gt ge isnan isinf signbit "
-        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
-        "erf erfc erfinv lgamma hypot copysign nextafter floor ceil trunc round where add div"
-    ).split()
-    table: dict[str, Callable[..., Tensor]] = {name: getattr(torch, name) for name in same}
+        "add sub mul div neg abs sign maximum minimum fmax fmin sqrt rsqrt remainder fmod eq ne lt le gt ge "
+        "isnan isinf signbit exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
+        "erf erfc erfinv lgamma hypot copysign nextafter floor ceil trunc round where"
+    )
+    table: dict[str, Callable[..., Tensor]] = {name: getattr(torch, name) for name in same.split()}
     table |= {
         "bitand": torch.bitwise_and,
         "bitor": torch.bitwise_or,

@@ -15,7 +15,7 @@ class VerifyError(Exception):
 
 
 # Operations whose arguments all have one type, which is also the result's (or bool).
-_MIXED = frozenset("where cast narrow widen bitcast uniform".split())
+_MIXED = frozenset(["where", "cast", "narrow", "widen", "bitcast", "uniform"])
 
 
 def verify_program(program: Program) -> None:
@@ -60,9 +60,9 @@ def _verify_define(statement: Define, known: set[object]) -> None:
     buffer, value = statement.buffer, statement.value
     assert buffer not in known, "defined twice"
     assert len(buffer.shape) == len(buffer.strides), "as many strides as sizes"
-    assert statement.axes == tuple(
-        Axis(f"d{k}", e) for k, e in enumerate(buffer.shape) if e is not Poly.ONE
-    ), "axes are the canonical axes of the shape"
+    assert statement.axes == tuple(Axis(f"d{k}", e) for k, e in enumerate(buffer.shape) if e is not Poly.ONE), (
+        "axes are the canonical axes of the shape"
+    )
     assert value.dtype is buffer.dtype, f"a value of type {value.dtype!r} in a buffer of type {buffer.dtype!r}"
     assert value.axes <= set(statement.axes), f"free axes {set(value.axes) - set(statement.axes)}"
     for poly in (*buffer.shape, *buffer.strides):

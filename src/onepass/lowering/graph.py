@@ -21,12 +21,12 @@ from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
 from .context import Context
-from .promotion import literal
 from .origins import origin_of
+from .promotion import literal
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
 from .registry import RULES, Unsupported
-from .torch_private import OpOverload, storage_key
+from .torch_private import OpOverload, folded_value, storage_key
 from .values import Ref, TensorMeta, whole
 
 aten = torch.ops.aten
@@ -120,13 +120,14 @@ class _Lowering:
         value = operator.attrgetter(str(node.target))(self.module)
         if not isinstance(value, torch.Tensor):
             return value
-        if type(value) is torch.Tensor and value.numel() == 1 and value.device.type == "cpu":
+        number = folded_value(value)
+        if number is not None and not isinstance(number, complex):
             try:
                 meta = self.ctx.meta(value)
             except Unsupported:
                 pass
             else:
-                return self.ctx.define(literal(value.item(), meta.dtype), meta)
+                return self.ctx.define(literal(number, meta.dtype), meta)
         return self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
 
     # operations
@@ -238,13 +239,12 @@ class _Lowering:
 
     def is_own(self, source: Ref, meta: TensorMeta) -> bool:
         """Whether `source` is all of a buffer this program defines, ready to be stored as it is."""
-        return self.ctx.is_defined(source.buffer) and source.is_whole and source.shape == meta.shape and source.dtype is meta.dtype
+        own = self.ctx.is_defined(source.buffer) and source.is_whole
+        return own and source.shape == meta.shape and source.dtype is meta.dtype
 
     def output(self, node: Node) -> tuple[Any, ...]:
         (results,) = node.args
-        owners: dict[Buffer, object] = {
-            self.given[n].buffer: storage_key(n.meta["val"]) for n in self.given
-        }
+        owners: dict[Buffer, object] = {self.given[n].buffer: storage_key(n.meta["val"]) for n in self.given}
         outputs: list[Any] = []
         for result in results if isinstance(results, tuple | list) else (results,):
             outputs.append(self.returned(result, owners) if isinstance(result, Node) else result)
@@ -272,7 +272,7 @@ def _own_meta(ref: Ref) -> TensorMeta:
 
 def _is_size_arithmetic(target: Any) -> bool:
     if isinstance(target, OpOverload):
-        return target.namespace == "aten" and target._opname.startswith("sym_")
+        return str(target).startswith("aten.sym_")
     return getattr(target, "__module__", "") in ("_operator", "math", "torch", "torch.fx.experimental.sym_node")
 
 

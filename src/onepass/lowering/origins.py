@@ -26,11 +26,10 @@ def operation_name(target: object) -> str:
 
 def _user_line(stack_trace: str) -> str:
     """The innermost frame, as `path:line: code`."""
-    last = None
-    for last in _FRAME.finditer(stack_trace):
-        pass
-    if last is None:
+    frames = list(_FRAME.finditer(stack_trace))
+    if not frames:
         return ""
+    last = frames[-1]
     place = f"{last['path']}:{last['line']}"
     code = (last["code"] or "").strip()
     return f"{place}: {code}" if code else place

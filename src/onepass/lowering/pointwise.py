@@ -27,7 +27,7 @@ prims = torch.ops.prims
 _FLOAT_UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     "erf erfc erfinv lgamma sqrt rsqrt"
-).split()
+)
 # The same type in and out. On integers the rounding ones do nothing.
 _SAME_UNARY = {
     "abs": aten.abs.default,
@@ -38,7 +38,7 @@ _SAME_UNARY = {
     "trunc": aten.trunc.default,
     "round": aten.round.default,
 }
-_COMPARISONS = "eq ne lt le gt ge".split()
+_COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
 _BINARY: dict[str, tuple[Any, ...]] = {
     "maximum": (aten.maximum.default,),
     "minimum": (aten.minimum.default,),
@@ -105,7 +105,7 @@ def _register_tables() -> None:
     def comparison(op: str) -> Callable[..., Ref]:
         return lambda ctx, x, y: ctx.define(apply(ctx, op, x, y, dtype=ctx.promote(x, y)))
 
-    for name in _FLOAT_UNARY:
+    for name in _FLOAT_UNARY.split():
         lowers(getattr(aten, name).default)(unary(name))
     for name, target in _SAME_UNARY.items():
         lowers(target)(same(name))

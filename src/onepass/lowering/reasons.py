@@ -13,7 +13,8 @@ import torch
 from .torch_private import HigherOrderOperator, OpOverload
 
 _REASONS: tuple[tuple[str, str], ...] = (
-    (r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|vdot|_int_mm|_addmm_activation)$", "a bare matmul goes to the library"),
+    (r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|vdot|_int_mm|_addmm_activation)$",
+     "a bare matmul goes to the library"),
     (r"convolution|conv_|mkldnn|cudnn", "a convolution goes to the library"),
     (r"scaled_dot_product|_flash_attention|_efficient_attention", "attention in one call goes to the library"),
     (r"^_fft|^fft_", "a Fourier transform goes to the library"),
@@ -64,4 +65,4 @@ def is_ordered(target: Any) -> bool:
         return True
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return True
-    return target._opname.startswith(("_assert", "sym_constrain", "_functional_assert", "_functional_sym"))
+    return str(target._opname).startswith(("_assert", "sym_constrain", "_functional_assert", "_functional_sym"))

@@ -213,6 +213,8 @@ def _variance(
     at = frame(x, dims, keepdim)
     compute = dtype.compute
     value = _input(ctx, x, at, dtype)
+    mean_value: Expr
+    squares: Expr
     if at.over:
         state = Reduce("welford", (value,), at.over)
         mean_value, squares = Part(state, 0), Part(state, 1)
@@ -282,10 +284,7 @@ def vector_norm(
         return ctx.define(reduce("sum", pointwise("cast", present, dtype=compute), at))
     if order == 1:
         return ctx.define(reduce("sum", size, at))
-    if order == 2:
-        powered = pointwise("mul", size, size)
-    else:
-        powered = pointwise("pow", size, literal(order, compute))
+    powered = pointwise("mul", size, size) if order == 2 else pointwise("pow", size, literal(order, compute))
     total = ctx.define_internal(reduce("sum", powered, at), at.shape, compute).aligned(at.shape)
     if order == 2:
         return ctx.define(pointwise("sqrt", total))

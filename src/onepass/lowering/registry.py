@@ -10,9 +10,10 @@ A rule is called like the operation, with its context in front; it returns a val
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
 RULES: dict[object, Rule] = {}
 
 
@@ -20,10 +21,10 @@ class Unsupported(Exception):
     """An operation cannot become a kernel; the message says why."""
 
 
-def lowers(*targets: object) -> Callable[[Rule], Rule]:
+def lowers(*targets: object) -> Callable[[R], R]:
     """Register a rule for FX targets."""
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: R) -> R:
         for target in targets:
             assert target not in RULES, f"two rules for {target}"
             RULES[target] = rule

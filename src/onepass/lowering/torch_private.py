@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "core_aten_decompositions",
     "elementwise_dtypes",
     "every_decomposition",
+    "folded_value",
     "free_unbacked_symbols",
     "make_fx",
     "storage_key",
@@ -38,3 +40,15 @@ __all__ = [
 def storage_key(tensor: torch.Tensor) -> object:
     """Equal for tensors that share a storage."""
     return StorageWeakRef(tensor.untyped_storage())
+
+
+def folded_value(constant: torch.Tensor) -> float | int | bool | complex | None:
+    """The value of a graph's constant that programs are compiled for (one element, on the CPU), else None.
+
+    Graphs are compiled under a fake mode, where a real tensor cannot be read.
+    """
+    if type(constant) is not torch.Tensor or constant.numel() != 1 or constant.device.type != "cpu":
+        return None
+    with _disable_current_modes():
+        value: float | int | bool | complex = constant.item()
+    return value
