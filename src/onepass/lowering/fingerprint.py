@@ -2,7 +2,7 @@
 
 Operations, arguments, literals and metadata count; names of nodes, parameters and sizes and the user's lines
 do not. So a cached graph may have been another's: `reattach` puts today's names and lines on its explanation,
-and constants are passed in (`graph_constants`), not stored.
+and constants that are not folded into kernels are passed in (`graph_constants`), not stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from ..ir.callables import callable_name
 from ..ir.record import CompileRecord
 from .origins import origin_of
-from .torch_private import FakeTensor, OpOverload, storage_key
+from .torch_private import FakeTensor, OpOverload, folded_value, storage_key
 
 _SYMBOL = re.compile(r"\b[a-zA-Z_]+\d+\b")
 _OWN_NAMESPACES = ("aten", "prims", "onepass")
@@ -118,7 +118,8 @@ class _Text:
                 constant = _attribute(self._module, node)
                 if not isinstance(constant, torch.Tensor):
                     raise _NoFingerprint
-                return f"constant {self._value(constant)} {self._input_facts(constant)}"
+                facts = f"{self._input_facts(constant)} {folded_value(constant)!r}"
+                return f"constant {self._value(constant)} {facts}"
             case "call_function":
                 arguments = f"{self._tree(node.args)}{self._tree(node.kwargs)}"
                 return f"{self._target(node.target)}{arguments} {self._value(value)}"
