@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
-from torch.utils.checkpoint import CheckpointPolicy
 
+from .autograd.partition import SAVED_BYTES, partition
 from .errors import CompilerNotFound, OnepassError
 from .ir.options import Options
 from .ir.record import CompileRecord
@@ -70,7 +69,7 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
             raise
         return _as_eager(graph, error, direction)
     if direction == "forward":
-        compiled.record.saved_bytes = graph.meta.get("onepass_saved_bytes", 0)
+        compiled.record.saved_bytes = graph.meta.get(SAVED_BYTES, 0)
     _publish(compiled.record)
     return compiled.executable.call
 
@@ -81,35 +80,6 @@ def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[
     _publish(CompileRecord(direction=direction, fallback=reason))
     boxed: Callable[[list[Any]], Any] = make_boxed_func(graph.forward)
     return boxed
-
-
-def _partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    """Torch's min-cut on the decomposed joint graph; random values are drawn again, their seeds saved."""
-    for node in joint.graph.nodes:
-        if node.op != "call_function" or getattr(node.target, "namespace", "") != "onepass":
-            continue
-        drawn = node.target is torch.ops.onepass.seed.default
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.MUST_RECOMPUTE
-        node.meta["ac_graph_id"] = 0
-    forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
-    forward.meta["onepass_saved_bytes"] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
-    return forward, backward
-
-
-def _saved_bytes(forward: GraphModule, outputs: int) -> int:
-    """Bytes kept for backward that are neither inputs nor results of the forward graph."""
-    results = forward.graph.output_node().args[0]
-    returned = {id(n) for n in results[:outputs]}
-    total = 0
-    for node in results[outputs:]:
-        value = getattr(node, "meta", {}).get("val")
-        if isinstance(value, torch.Tensor) and node.op != "placeholder" and id(node) not in returned:
-            total += value.element_size() * _hint(value.numel())
-    return total
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
 def make_backend(options: dict[str, Any] | None = None) -> Backend:
@@ -123,7 +93,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        partition_fn=_partition,
+        partition_fn=partition,
         decompositions=decomposition_table(),
         keep_inference_input_mutations=True,
     )

@@ -38,6 +38,7 @@ class Inliner:
         self.defines = defines
         self.stored = frozenset(stored)
         self._values: dict[Buffer, Expr] = {}
+        self._reduces: dict[Reduce, Reduce] = {}
 
     def value(self, buffer: Buffer) -> Expr:
         """The value of a buffer over its define's own axes."""
@@ -61,6 +62,8 @@ class Inliner:
 
     def _expand(self, define: Define) -> Expr:
         def inline(e: Expr) -> Expr | None:
+            if isinstance(e, Reduce):
+                return self._shared(e)
             if not isinstance(e, Load) or e.buffer not in self.defines:
                 return None
             producer = self.defines[e.buffer]
@@ -68,6 +71,13 @@ class Inliner:
             return exact(value) if e.buffer in self.stored else value
 
         return rewrite(rename_bound(define), inline)
+
+    def _shared(self, reduce: Reduce) -> Reduce:
+        """The first reduction met that computes the same: it differs in nothing but its axes' names."""
+        names = {a: Axis(f"r{k}", a.extent) for k, a in enumerate(reduce.over)}
+        mapping = {a: n.poly() for a, n in names.items()}
+        inputs = tuple(rewrite(i, lambda e: None, mapping) for i in reduce.inputs)
+        return self._reduces.setdefault(Reduce(reduce.monoid, inputs, tuple(names.values())), reduce)
 
 
 def exact(value: Expr) -> Expr:

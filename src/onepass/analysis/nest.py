@@ -64,7 +64,7 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     reduces = reductions(s.value for s in nest.stores)
     if not reduces:
         return nest
-    if (crossing := _crossing(nest, reduces)) is not None:
+    if (crossing := _crossing(nest)) is not None:
         return Refusal(crossing)
     work = max(numel(nest.domain_of(r)) for r in reduces)
     work = max([work, *(numel(s.domain) for s in nest.stores)])
@@ -85,22 +85,18 @@ def outer_axes(nest: Nest) -> tuple[Axis, ...]:
     return tuple(c for c in nest.classes if c in shared)
 
 
-def _crossing(nest: Nest, reduces: list[Reduce]) -> str | None:
-    """Reductions must nest: inside one store or reduction, the axes they depend on form a chain."""
+def _crossing(nest: Nest) -> str | None:
+    """Reductions must nest: within one store, the axes they depend on form a chain."""
     outer = frozenset(nest.outer)
-    bodies: list[Iterable[Expr]] = [[s.value] for s in nest.stores]
-    bodies += [r.inputs for r in reduces]
-    for body in bodies:
-        chain = sorted({r.axes - outer for r in direct_reductions(body)}, key=len)
+    for s in nest.stores:
+        free = {r: frozenset(nest.bound.get(a, a) for a in r.axes) - outer for r in reductions([s.value])}
+        chain = sorted(set(free.values()), key=len)
         for small, large in zip(chain, chain[1:], strict=False):
             if not small <= large:
-                names = " and ".join(str(sorted(map(repr, s))) for s in (small, large))
+                names = " and ".join(str(sorted(map(repr, x))) for x in (small, large))
                 return f"reductions over crossing axes {names} have no common program"
-        if chain and chain[0] != chain[-1] and chain[0] == frozenset() and len(chain) > 2:
-            return "three nested reduction scopes"
-    for s in nest.stores:
         for r in direct_reductions([s.value]):
-            if not (r.axes - outer) <= s.domain:
+            if not free[r] <= s.domain:
                 return "a reduction varies over an axis its reader does not have"
     return None
 

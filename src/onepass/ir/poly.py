@@ -338,7 +338,7 @@ def _recombine(poly: Poly) -> Poly:
             rest = list(monomial)
             rest.remove(atom)
             scale = Poly(((tuple(rest), c),))
-            other = Quotient(atom.numerator, atom.denominator).poly() * scale * atom.denominator
+            other = (atom.numerator // atom.denominator) * scale * atom.denominator
             have = dict(poly.terms)
             if all(have.get(m) == k for m, k in other.terms):
                 for m, _ in other.terms:
@@ -378,7 +378,7 @@ def _divide(a: Poly, d: Poly) -> tuple[Poly, Poly]:
     match remainder.terms:
         case (((Quotient() as inner,), 1),):  # (x // a) // b == x // (a*b)
             outer = inner.numerator // (inner.denominator * d)
-            return quotient + outer, remainder - outer * d
+            return quotient + outer, Remainder(remainder, d).poly()
         case (((Remainder() as inner,), 1),):
             whole_times, left = _divide(inner.denominator, d)
             if not left.terms:  # (x % (b*d)) // d == (x // d) % b; and % d == x % d

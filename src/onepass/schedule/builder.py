@@ -41,6 +41,7 @@ class Scope:
     physical: dict[Axis, Poly] = field(default_factory=dict)  # position axis -> loop axes, where they differ
     values: dict[Expr, Operand] = field(default_factory=dict)
     parts: dict[Reduce, Finished] = field(default_factory=dict)
+    kept: dict[Expr, Kept] = field(default_factory=dict)  # scratch that sweeps of this scope have filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,6 @@ class Builder:
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = [Scope()]
-        self.kept: dict[Expr, Kept] = {}
         self.locals: list[Local] = []
         self.raises = False
         self.tile: tuple[Axis, Axis] | None = None  # (class axis, lane) of the open tile of a grid axis
@@ -140,13 +140,17 @@ class Builder:
                     depths[e] = depth
                     continue
                 stack.append((e, True))
-                if e not in self.kept and not isinstance(e, Part):
+                if self.kept(e) is None and not isinstance(e, Part):
                     stack.extend((c, False) for c in reversed(e.children))
                 continue
             depth = max([self._own_depth(e), *(depths[c] for c in e.children if c in depths)])
             depths[e] = depth
             self._place(e, depth)
         return self._find(root)
+
+    def kept(self, e: Expr) -> Kept | None:
+        """Where an open scope keeps a value in scratch."""
+        return next((scope.kept[e] for scope in reversed(self.scopes) if e in scope.kept), None)
 
     def _depth_of_existing(self, e: Expr) -> int | None:
         for depth in range(len(self.scopes) - 1, -1, -1):
@@ -193,8 +197,7 @@ class Builder:
             self.scopes.extend(held)
 
     def _compute(self, e: Expr) -> Operand:
-        if e in self.kept:
-            kept = self.kept[e]
+        if (kept := self.kept(e)) is not None:
             var = Var(self.name("kept"), e.dtype)
             self.add(ReadLocal(var, kept.local, self.resolve(kept.index)))
             return var
@@ -254,14 +257,14 @@ class Builder:
         return total
 
     def _compare(self, op: str, left: Operand, right: Operand) -> Operand:
-        var = Var(self.name("in"), DType.BOOL)
+        var = Var(self.name("inside"), DType.BOOL)
         self.add(Let(var, op, (left, right)))
         return var
 
     def _and(self, left: Operand | None, right: Operand) -> Operand:
         if left is None:
             return right
-        var = Var(self.name("in"), DType.BOOL)
+        var = Var(self.name("inside"), DType.BOOL)
         self.add(Let(var, "bitand", (left, right)))
         return var
 

@@ -37,7 +37,7 @@ def choose_kept(
     kept: dict[Expr, Kept] = {}
     for e in _topmost([v for i in later for v in i.values], made):
         needed = size * e.dtype.bytes
-        if needed <= budget and recompute_cost(e) >= KEEP_COST and e not in scheduler.builder.kept:
+        if needed <= budget and recompute_cost(e) >= KEEP_COST and scheduler.builder.kept(e) is None:
             budget -= needed
             local = Local(scheduler.builder.name("row"), e.dtype, size)
             kept[e] = Kept(local, _linear(scheduler.layout.order(inner)))

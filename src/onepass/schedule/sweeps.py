@@ -147,7 +147,8 @@ class NestScheduler:
         for number, level in enumerate(levels):
             clusters: dict[tuple[frozenset[Axis], frozenset[Axis]], list[Item]] = {}
             for item in level:
-                key = (item.domain - axes, self._nested_axes([item], axes))
+                nested = self._nested_axes([item], axes)
+                key = (frozenset() if nested else item.domain - axes, nested)
                 clusters.setdefault(key, []).append(item)
             for (inner, nested), cluster in clusters.items():
                 later = [i for following in levels[number + 1 :] for i in following if i.domain - axes == inner]
@@ -197,7 +198,7 @@ class NestScheduler:
 
     def _remember(self) -> None:
         """Later sweeps of this program read what this one kept."""
-        self.builder.kept.update(self.keeping)
+        self.builder.here.kept.update(self.keeping)
         self.builder.locals.extend(k.local for k in self.keeping.values())
         self.keeping = {}
 

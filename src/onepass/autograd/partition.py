@@ -1,0 +1,49 @@
+"""The joint graph becomes a forward and a backward graph: what is saved, what is computed again.
+
+Torch's min-cut runs on the decomposed joint graph. Saving an input of the forward graph is free (its
+owner keeps it), so norms and losses save their statistics, not a second full-size tensor. Random
+values are drawn again from their saved seed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
+
+SAVED_BYTES = "onepass_saved_bytes"
+
+
+def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """(forward, backward) of a joint graph."""
+    for node in joint.graph.nodes:
+        if node.op != "call_function" or getattr(node.target, "namespace", "") != "onepass":
+            continue
+        drawn = node.target is torch.ops.onepass.seed.default
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.MUST_RECOMPUTE
+        node.meta["ac_graph_id"] = 0
+    primals = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else ()
+    kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    forward.meta[SAVED_BYTES] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
+    return forward, backward
+
+
+def _saved_bytes(forward: GraphModule, outputs: int) -> int:
+    """Bytes kept for backward that are neither inputs nor results of the forward graph."""
+    results = forward.graph.output_node().args[0]
+    assert isinstance(results, tuple | list)
+    returned = {id(n) for n in results[:outputs]}
+    total = 0
+    for node in results[outputs:]:
+        value = getattr(node, "meta", {}).get("val")
+        if isinstance(value, torch.Tensor) and getattr(node, "op", "") != "placeholder" and id(node) not in returned:
+            total += value.element_size() * _hint(value.numel())
+    return total
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint or 0)
