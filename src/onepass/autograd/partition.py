@@ -10,15 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
 SAVED_BYTES = "onepass_saved_bytes"
+# Two of the min-cut's rules of thumb guess that values used far apart, or after a long chain of fusible
+# operations, will not be fused again. Here point-wise work is recomputed inside whatever kernel reads it.
+_RECOMPUTE = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False}
 
 
 def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     """(forward, backward) of a joint graph."""
+    _drop_detach(joint)
     for node in joint.graph.nodes:
         if node.op != "call_function" or getattr(node.target, "namespace", "") != "onepass":
             continue
@@ -27,9 +32,17 @@ def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModu
         node.meta["ac_graph_id"] = 0
     primals = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else ()
     kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
-    forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    with functorch_config.patch(_RECOMPUTE):
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     forward.meta[SAVED_BYTES] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
     return forward, backward
+
+
+def _drop_detach(joint: GraphModule) -> None:
+    """A detach means nothing here, and the min-cut would take it for a reader that needs memory."""
+    for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        joint.graph.erase_node(node)
 
 
 def _saved_bytes(forward: GraphModule, outputs: int) -> int:
