@@ -170,6 +170,9 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["explode"])
     assert exit_.value.code == 2
+    with pytest.raises(SystemExit) as exit_:
+        main(["cache", "size", "--loud"])
+    assert exit_.value.code == 2 and "--loud" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_no_error(program: str) -> None:

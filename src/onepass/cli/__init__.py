@@ -18,7 +18,11 @@ _SOURCE_FOLDER = Path(__file__).resolve().parents[3]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and exit status 1."""
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest and parsed.command is not _bench:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    parsed.rest = rest  # the benchmark has options of its own
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:
         status = command(parsed)
@@ -60,7 +64,6 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", help="CPU speed beside eager and Inductor (from a source folder)", add_help=False
     )
-    bench.add_argument("rest", nargs=argparse.REMAINDER)
     bench.set_defaults(command=_bench)
     cache = commands.add_parser("cache", help="the persistent cache: its size, its folder, clear it")
     cache.add_argument("action", choices=("size", "clear", "path"), nargs="?", default="size")
