@@ -327,8 +327,9 @@ def _scalar_functions() -> dict[str, Callable[..., Tensor]]:
     """Torch's function for each scalar operation."""
     same = (
         "add sub mul div neg abs sign maximum minimum fmax fmin sqrt rsqrt remainder fmod eq ne lt le gt ge "
-        "isnan isinf signbit exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
-        "erf erfc erfinv lgamma hypot copysign nextafter floor ceil trunc round where"
+        "isnan isinf signbit exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 "
+        "sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma hypot copysign nextafter "
+        "floor ceil trunc round where"
     )
     table: dict[str, Callable[..., Tensor]] = {name: getattr(torch, name) for name in same.split()}
     table |= {
