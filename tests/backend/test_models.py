@@ -68,10 +68,12 @@ def test_autocast(name: str) -> None:
     expected.backward()
     got.backward()
     torch.testing.assert_close(got, expected, rtol=0.03, atol=0.03)
-    for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
-        assert mine.grad is not None and theirs.grad is not None
-        scale = theirs.grad.abs().max().item() + 1e-3
-        assert (mine.grad - theirs.grad).abs().max().item() <= 0.08 * scale
+    # A bias before a norm has no gradient but noise: errors are judged beside the largest gradient of all.
+    mine = [p.grad for p in ours.parameters()]
+    theirs = [p.grad for p in model.parameters()]
+    scale = max(g.abs().max().item() for g in theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        assert (a - b).abs().max().item() <= 0.05 * scale
 
 
 def test_activation_checkpointing() -> None:
