@@ -15,6 +15,7 @@ from ..ir.kernel import (
     Accumulate,
     Accumulator,
     Bind,
+    FillRandom,
     Finish,
     Kernel,
     Let,
@@ -89,7 +90,7 @@ class _Emitter:
         self.depth += 1
         self.grid()
         for local in self.kernel.locals:
-            self.line(f"{c_type(local.dtype)} {local.name}[{self.size(local.size)}] __attribute__((aligned(64)));")
+            self.line(f"{_held(local.dtype)} {local.name}[{self.size(local.size)}] __attribute__((aligned(64)));")
         self.block(self.kernel.body)
         self.depth -= 1
         self.line("}")
@@ -190,6 +191,11 @@ class _Emitter:
                 self.line(store if s.guard is None else f"if ({self.operand(s.guard)}) {store}")
             case RandomWord():
                 self.define(s.var, f"op_random((uint64_t){self.operand(s.seed)}, {s.stream}u, (uint64_t){self.poly(s.index)})")
+            case FillRandom():
+                first = f"(uint64_t){self.poly(s.first)}"
+                count = self.size(s.local.size)
+                seed = f"(uint64_t){self.operand(s.seed)}"
+                self.line(f"op_random_fill({seed}, {s.stream}u, {first}, {s.local.name}, {count});")
             case ReadLocal():
                 self.define(s.var, f"{s.local.name}[{self.poly(s.index)}]")
             case WriteLocal():
@@ -212,7 +218,7 @@ class _Emitter:
                 self.line("}")
 
     def define(self, var: Var, text: str) -> None:
-        self.line(f"const {c_type(var.dtype)} {var.name} = {_bare(text)};")
+        self.line(f"const {_held(var.dtype)} {var.name} = {_bare(text)};")
 
     def nested(self, body: tuple[Statement, ...]) -> None:
         self.depth += 1
@@ -252,6 +258,7 @@ class _Emitter:
         self.line(f"const int64_t {end} = {stop};")
         self.line(f"for (; {at} + {lanes} <= {end}; {at} += {lanes}) {{")
         self.depth += 1
+        self.block(s.prologue)
         self.simd(s.body)
         self.line(f"for (int64_t {lane} = 0; {lane} < {lanes}; ++{lane}) {{")
         self.depth += 1
@@ -261,6 +268,10 @@ class _Emitter:
         self.line("}")
         self.depth -= 1
         self.line("}")
+        if s.prologue:
+            self.line(f"if ({at} < {end}) {{")
+            self.nested(s.prologue)
+            self.line("}")
         self.line(f"for (int64_t {lane} = 0; {at} + {lane} < {end}; ++{lane}) {{")
         self.depth += 1
         self.line(f"const int64_t {name} = {at} + {lane};")
@@ -274,7 +285,7 @@ class _Emitter:
 
     def start(self, a: Accumulator) -> None:
         for k, (dtype, value) in enumerate(zip(a.dtypes, c_monoid_identity(_base(a.monoid), a.dtypes), strict=True)):
-            self.line(f"{c_type(dtype)} {a.name}_{k}[{a.lanes}] __attribute__((aligned(64)));")
+            self.line(f"{_held(dtype)} {a.name}_{k}[{a.lanes}] __attribute__((aligned(64)));")
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {a.name}_{k}[lane] = {value};")
 
     def parts(self, a: Accumulator, lane: str) -> list[str]:
@@ -294,7 +305,7 @@ class _Emitter:
                 self.define(var, text)
             return
         for k, (var, dtype) in enumerate(zip(s.parts, a.dtypes, strict=True)):
-            self.line(f"{c_type(dtype)} {var.name}_lanes[{a.lanes}] __attribute__((aligned(64)));")
+            self.line(f"{_held(dtype)} {var.name}_lanes[{a.lanes}] __attribute__((aligned(64)));")
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {var.name}_lanes[lane] = {a.name}_{k}[lane];")
         names = [v.name for v in s.parts]
         self.line(f"for (int half = {a.lanes // 2}; half > 0; half /= 2)")
@@ -312,6 +323,11 @@ class _Emitter:
         factor = self.operand(s.factor)
         held = self.parts(s.accumulator, "lane")[0]
         self.line(f"for (int lane = 0; lane < {s.accumulator.lanes}; ++lane) {held} = {factor} == 0 ? 0 : {held} * {factor};")
+
+
+def _held(dtype: DType) -> str:
+    """The type of a value outside memory: a bool is an int, since gcc gives up on masks held in bytes."""
+    return "int32_t" if dtype is DType.BOOL else c_type(dtype)
 
 
 def _base(monoid: str) -> str:

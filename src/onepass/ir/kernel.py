@@ -68,6 +68,16 @@ class RandomWord:
 
 
 @dataclass(frozen=True, slots=True)
+class FillRandom:
+    """local[k] = the word of index first + k, for a whole strip: one Philox call makes four words."""
+
+    local: Local
+    seed: Operand
+    stream: int
+    first: Poly
+
+
+@dataclass(frozen=True, slots=True)
 class Local:
     """Per-program scratch: an array of `size` elements."""
 
@@ -148,6 +158,7 @@ class Loop:
     lanes: int = 1
     lane: Axis | None = None
     limit: Poly | None = None
+    prologue: tuple[Statement, ...] = ()  # of a strip: runs before each tile, whose start is Symbol("<axis>_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +178,7 @@ class When:
 
 
 Statement: TypeAlias = Union[
-    Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Start, Accumulate, Finish, Rescale, Loop, Bind, When
+    Let, LoadElement, StoreElement, RandomWord, FillRandom, ReadLocal, WriteLocal, Start, Accumulate, Finish, Rescale, Loop, Bind, When
 ]
 
 
@@ -217,4 +228,6 @@ def walk(body: tuple[Statement, ...]) -> list[Statement]:
         found.append(statement)
         if isinstance(statement, Loop | When):
             stack.extend(reversed(statement.body))
+        if isinstance(statement, Loop):
+            stack.extend(reversed(statement.prologue))
     return found

@@ -9,6 +9,7 @@ from ..errors import VerifyError
 from .kernel import (
     Accumulate,
     Bind,
+    FillRandom,
     Finish,
     Kernel,
     Let,
@@ -124,6 +125,8 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
         case RandomWord():
             use(s.seed, s.index)
             define(s.var)
+        case FillRandom():
+            use(s.seed, s.first)
         case ReadLocal():
             use(s.index)
             define(s.var)
@@ -152,6 +155,7 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
             inside = {s.axis.name} | ({s.lane.name} if s.lane is not None else set())
             if inside & scope.names:
                 raise VerifyError(f"{kernel.name}: loop axis {s.axis.name} hides another")
+            _verify_block(kernel, s.prologue, _Scope(scope.names | {f"{s.axis.name}_at"}, scope.accumulators))
             _verify_block(kernel, s.body, _Scope(scope.names | inside, scope.accumulators))
 
 

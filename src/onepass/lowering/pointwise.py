@@ -18,6 +18,7 @@ from ..ir.poly import Poly
 from .context import Context, Operand
 from .promotion import literal
 from .registry import Unsupported, lowers
+from .torch_private import multiply_add_ops
 from .values import Ref
 
 aten = torch.ops.aten
@@ -330,6 +331,11 @@ def addcmul(ctx: Context, x: Ref, a: Ref, b: Ref, value: float | int = 1) -> Ref
     if value != 1:
         product = pointwise("mul", ctx.read(value, ctx.out.dtype), product)
     return ctx.define(pointwise("add", ctx.read(x, ctx.out.dtype), product))
+
+
+@lowers(*multiply_add_ops())
+def multiply_add(ctx: Context, x: Operand, y: Operand, z: Operand) -> Ref:
+    return ctx.define(pointwise("add", apply(ctx, "mul", x, y), ctx.read(z, ctx.out.dtype)))
 
 
 @lowers(aten.addcdiv.default)

@@ -6,6 +6,7 @@ If a torch release moves one of these, this file is the only one to change.
 from __future__ import annotations
 
 import torch
+import torch._inductor.inductor_prims  # registers prims.fma
 from torch._decomp import core_aten_decompositions
 from torch._decomp import decomposition_table as every_decomposition
 from torch._ops import HigherOrderOperator, OpOverload
@@ -32,9 +33,16 @@ __all__ = [
     "folded_value",
     "free_unbacked_symbols",
     "make_fx",
+    "multiply_add_ops",
     "storage_key",
     "type_to_dtype",
 ]
+
+
+def multiply_add_ops() -> tuple[OpOverload, ...]:
+    """prims.fma, which newer dynamo writes in place of addcmul; none where torch has no such operation."""
+    packet = getattr(torch.ops.prims, "fma", None)
+    return () if packet is None else (packet.default,)
 
 
 def storage_key(tensor: torch.Tensor) -> object:

@@ -24,6 +24,7 @@ from ..ir.program import Origin
 from ..ir.target import Target
 from .builder import Builder, Finished, Kept
 from .layout import Layout, choose_layout
+from .random_strips import draw_in_strips
 from .scratch import choose_kept
 
 
@@ -68,8 +69,8 @@ class NestScheduler:
             writes=tuple(s.buffer for s in self.nest.stores),
             symbols=_symbols(self.nest),
             grid=tuple(self.grid),
+            body=draw_in_strips(tuple(self.builder.scopes[0].statements), self.builder),
             locals=tuple(self.builder.locals),
-            body=tuple(self.builder.scopes[0].statements),
             origins=origins,
             schedule=self.layout.describe(self.nest),
             work=max((product(a.extent for a in d) for d in domains), key=estimate),
