@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-
 from torch.fx import GraphModule
 
 from .codegen.c import emit_c
-from .codegen.host import emit_host
 from .codegen.c_ops import PRELUDE
-from .explain.debug import report_stage
+from .codegen.host import emit_host
+from .explain.debug import build_progress, report_stage
 from .explain.measure import measure
+from .ir.host_json import MalformedProgram
 from .ir.kernel import Kernel, ScheduledGroup
 from .ir.options import Options
 from .ir.plan import Group
@@ -52,10 +52,14 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
     cache = default_cache() if options.cache else None
     key = graph_fingerprint(graph, f"{options.code_key()} {target} {direction} {toolchain.fingerprint()}")
     constants = graph_constants(graph)
-    if cache is not None and key is not None and (entry := load_graph(cache, key, constants)) is not None:
-        record = reattach(entry.record, entry.nodes, graph)
+    if cache is not None and key is not None and (found := load_graph(cache, key, constants)) is not None:
+        record = reattach(found.record, found.nodes, graph)
         record.cache = "hit"
-        return _finish(entry, record, toolchain, cache)
+        report_stage(options, record)
+        try:
+            return _finish(found, record, toolchain, cache)
+        except MalformedProgram:
+            cache.discard_graph(key)
     record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
     entry = _compile(graph, target, options, record)
     compiled = _finish(entry, record, toolchain, cache)
@@ -83,7 +87,7 @@ def _compile(graph: GraphModule, target: Target, options: Options, record: Compi
         sources, numbers = _emit(kernels)
         host = emit_host(program, plan, scheduled, numbers)
     measure(record, program, plan, scheduled, {k: sources[n] for k, n in numbers.items()}, target)
-    report_stage(options, record, program, plan)
+    report_stage(options, record)
     return GraphEntry(host, tuple(sources), record, node_names(graph))
 
 
@@ -103,7 +107,7 @@ def _emit(kernels: list[Kernel]) -> tuple[list[KernelSource], dict[Kernel, int]]
 
 def _finish(entry: GraphEntry, record: CompileRecord, toolchain: Toolchain, cache: Cache | None) -> Compiled:
     with _stage(record, "build"):
-        kernels = build_kernels(entry.kernels, toolchain, cache)
+        kernels = build_kernels(entry.kernels, toolchain, cache, build_progress())
         executable = Executable(entry.host, kernels)
     return Compiled(executable, record)
 
@@ -120,5 +124,3 @@ def _stage(record: CompileRecord, name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     record.stage_seconds[name] = record.stage_seconds.get(name, 0.0) + time.perf_counter() - start
-
-

@@ -45,9 +45,9 @@ def flat_offset(buffer: Buffer, index: tuple[Poly, ...]) -> Poly:
     return total
 
 
-def load_bytes(load: Load, extra: frozenset[Axis] = frozenset()) -> int:
+def load_bytes(load: Load) -> int:
     """Bytes of distinct elements one load touches over the whole of its axes."""
-    count = numel(sorted(load.axes, key=lambda a: a.name))
+    count = numel(load.axes)
     return min(count * load.buffer.dtype.bytes, max(storage_bytes(load.buffer), load.buffer.dtype.bytes))
 
 

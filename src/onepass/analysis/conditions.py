@@ -87,7 +87,7 @@ def specialise(values: tuple[Expr, ...], bindings: Mapping[Axis, Poly]) -> tuple
     def fold(e: Expr) -> Expr | None:
         pair = _as_difference(e)
         if pair is not None:
-            low, high = (p.substitute(dict(bindings)) for p in pair)
+            low, high = (p.substitute(bindings) for p in pair)
             if nonnegative(high - low - 1):
                 return const(True, DType.BOOL)
             return const(False, DType.BOOL) if nonnegative(low - high) else None

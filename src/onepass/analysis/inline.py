@@ -87,8 +87,6 @@ def exact(value: Expr) -> Expr:
     return value
 
 
-
-
 def loaded(value: Expr) -> tuple[Buffer, ...]:
     """Buffers an expression reads, in order of first appearance."""
     return tuple(dict.fromkeys(e.buffer for e in postorder([value]) if isinstance(e, Load)))

@@ -8,6 +8,7 @@ those every store and every reduction has; an inner class is swept inside a prog
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -91,7 +92,7 @@ def _crossing(nest: Nest) -> str | None:
     for s in nest.stores:
         free = {r: frozenset(nest.bound.get(a, a) for a in r.axes) - outer for r in reductions([s.value])}
         chain = sorted(set(free.values()), key=len)
-        for small, large in zip(chain, chain[1:], strict=False):
+        for small, large in itertools.pairwise(chain):
             if not small <= large:
                 names = " and ".join(str(sorted(map(repr, x))) for x in (small, large))
                 return f"reductions over crossing axes {names} have no common program"
@@ -315,7 +316,7 @@ def _renamed(
         nest_stores.append(
             NestStore(
                 s.buffer,
-                tuple(p.substitute(dict(mapping)) for p in index),
+                tuple(p.substitute(mapping) for p in index),
                 rewrite(value, lambda e: None, mapping),
                 frozenset(class_of(a) for a in live),
                 region,
@@ -411,7 +412,7 @@ def _collapsed(nest: Nest, outer: Axis, inner: Axis) -> Nest:
     stores = tuple(
         NestStore(
             s.buffer,
-            tuple(p.substitute(dict(mapping)) for p in s.index),
+            tuple(p.substitute(mapping) for p in s.index),
             rewrite(s.value, rebind, mapping),
             frozenset(rename(s.domain)),
             s.region,

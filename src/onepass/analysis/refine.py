@@ -40,7 +40,12 @@ def divisors(polys: Iterable[Poly]) -> dict[Axis, set[Poly]]:
             stack.append(atom.numerator)
             base, scale = atom.numerator, atom.denominator
             inner = next(iter(base.atoms()), None)
-            if len(base.terms) == 1 and base.terms[0][1] == 1 and isinstance(inner, Quotient) and len(base.terms[0][0]) == 1:
+            if (
+                len(base.terms) == 1
+                and base.terms[0][1] == 1
+                and isinstance(inner, Quotient)
+                and len(base.terms[0][0]) == 1
+            ):
                 base, scale = inner.numerator, inner.denominator * scale
             if base.axis is not None:
                 found.setdefault(base.axis, set()).add(scale)
@@ -95,7 +100,7 @@ def _refine_store(
             break
         mapping = {a: joined(parts) for a, parts in splits.items()}
         value = _substitute(value, mapping, splits)
-        index = tuple(p.substitute(dict(mapping)) for p in index)
+        index = tuple(p.substitute(mapping) for p in index)
         axes = tuple(part for a in axes for part in splits.get(a, (a,)))
     return axes, index, value
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
+
+from .torch_private import functorch_config, min_cut_rematerialization_partition
 
 SAVED_BYTES = "onepass_saved_bytes"
 # Two of the min-cut's rules of thumb guess that values used far apart, or after a long chain of fusible

@@ -79,7 +79,9 @@ class _Emitter:
     def unit(self) -> str:
         """Everything but the header comment."""
         parameters = [f"{c_type(b.dtype)} *{n}" for b, n in self.pointers.items()]
-        parameters = [p if b in self.kernel.writes else f"const {p}" for p, b in zip(parameters, self.pointers, strict=True)]
+        parameters = [
+            p if b in self.kernel.writes else f"const {p}" for p, b in zip(parameters, self.pointers, strict=True)
+        ]
         sizes = [f"int64_t {n}" for n in self.sizes.values()]
         arguments = ", ".join((*self.pointers.values(), *self.sizes.values()))
         self.line('#include "prelude.h"\n')
@@ -182,7 +184,10 @@ class _Emitter:
     def statement(self, s: Statement) -> None:
         match s:
             case Let():
-                self.define(s.var, c_pointwise(s.op, [self.operand(a) for a in s.args], [_dtype(a) for a in s.args], s.var.dtype))
+                self.define(
+                    s.var,
+                    c_pointwise(s.op, [self.operand(a) for a in s.args], [_dtype(a) for a in s.args], s.var.dtype),
+                )
             case LoadElement():
                 text = f"{self.pointers[s.buffer]}[{self.poly(s.offset)}]"
                 self.define(s.var, text if s.guard is None else f"{self.operand(s.guard)} ? {text} : 0")
@@ -190,7 +195,9 @@ class _Emitter:
                 store = f"{self.pointers[s.buffer]}[{self.poly(s.offset)}] = {self.operand(s.value)};"
                 self.line(store if s.guard is None else f"if ({self.operand(s.guard)}) {store}")
             case RandomWord():
-                self.define(s.var, f"op_random((uint64_t){self.operand(s.seed)}, {s.stream}u, (uint64_t){self.poly(s.index)})")
+                self.define(
+                    s.var, f"op_random((uint64_t){self.operand(s.seed)}, {s.stream}u, (uint64_t){self.poly(s.index)})"
+                )
             case FillRandom():
                 first = f"(uint64_t){self.poly(s.first)}"
                 count = self.size(s.local.size)
@@ -322,7 +329,9 @@ class _Emitter:
     def rescale(self, s: Rescale) -> None:
         factor = self.operand(s.factor)
         held = self.parts(s.accumulator, "lane")[0]
-        self.line(f"for (int lane = 0; lane < {s.accumulator.lanes}; ++lane) {held} = {factor} == 0 ? 0 : {held} * {factor};")
+        self.line(
+            f"for (int lane = 0; lane < {s.accumulator.lanes}; ++lane) {held} = {factor} == 0 ? 0 : {held} * {factor};"
+        )
 
 
 def _held(dtype: DType) -> str:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ..ir.options import Options
-from ..ir.plan import FusionPlan
-from ..ir.program import Program
 from ..ir.record import CompileRecord
 
 _numbers = itertools.count()
+_LONG_BUILD = 8  # kernels: fewer are built before anyone wonders
 
 
-def report_stage(options: Options, record: CompileRecord, program: Program, plan: FusionPlan) -> None:
+def report_stage(options: Options, record: CompileRecord) -> None:
     """Print and dump what the options ask for."""
     if options.debug:
         print(debug_text(record, options.debug), file=sys.stderr)
@@ -32,11 +32,14 @@ def debug_text(record: CompileRecord, level: int) -> str:
     seconds = sum(record.stage_seconds.values())
     lines = [
         f"onepass: {record.direction} graph for {record.target}: {len(record.kernels)} kernels, "
-        f"{len(record.externs)} calls, {record.bytes_moved} bytes moved ({record.bytes_unfused} unfused), {seconds:.2f} s"
+        f"{len(record.externs)} calls, {record.bytes_moved} bytes moved ({record.bytes_unfused} unfused), "
+        f"{seconds:.2f} s"
     ]
     if level >= 2:
         for d in record.decisions:
-            lines.append(f"  {'fused' if d.accepted else 'kept apart'} ({d.kind}) {d.producer} -> {d.consumer}: {d.reason}")
+            lines.append(
+                f"  {'fused' if d.accepted else 'kept apart'} ({d.kind}) {d.producer} -> {d.consumer}: {d.reason}"
+            )
         lines += [f"  call {e.op} {e.name}: {e.why}" for e in record.externs]
     if level >= 3:
         lines += ["program:", record.program, "plan:", record.plan]
@@ -55,3 +58,17 @@ def dump(record: CompileRecord, folder: Path) -> None:
     for k in record.kernels:
         (place / f"4_{k.name}.c").write_text(k.source)
     (place / "5_record.json").write_text(json.dumps(record.to_json(), indent=1))
+
+
+def build_progress() -> Callable[[int, int, str], None] | None:
+    """A callback that shows kernels being built on a terminal; None where nobody would see it."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(built: int, total: int, name: str) -> None:
+        if total < _LONG_BUILD:
+            return
+        sys.stderr.write(f"\r\x1b[Konepass: built {built} of {total} kernels ({name})" if built < total else "\r\x1b[K")
+        sys.stderr.flush()
+
+    return show

@@ -8,7 +8,7 @@ loop starts is in the polys. Emitters turn this into text one statement at a tim
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, Union
+from typing import TypeAlias
 
 from .dtypes import DType
 from .expr import Const
@@ -24,7 +24,7 @@ class Var:
     dtype: DType
 
 
-Operand: TypeAlias = Union[Var, Const, Poly]  # a Poly is an int64 index value
+Operand: TypeAlias = Var | Const | Poly  # a Poly is an int64 index value
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +177,10 @@ class When:
     body: tuple[Statement, ...]
 
 
-Statement: TypeAlias = Union[
-    Let, LoadElement, StoreElement, RandomWord, FillRandom, ReadLocal, WriteLocal, Start, Accumulate, Finish, Rescale, Loop, Bind, When
-]
+Statement: TypeAlias = (
+    Let | LoadElement | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
+    | Start | Accumulate | Finish | Rescale | Loop | Bind | When
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,5 +70,8 @@ OPS: dict[str, OpInfo] = {
 
 # Operations whose result jumps: on 16-bit inputs they see the rounded value, as eager does.
 DISCONTINUOUS = frozenset(
-    "eq ne lt le gt ge floor ceil trunc round sign floordiv truncdiv remainder fmod signbit nextafter".split()
-)
+    (
+        "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "sign", "floordiv", "truncdiv",
+        "remainder", "fmod", "signbit", "nextafter",
+    )
+)  # fmt: skip

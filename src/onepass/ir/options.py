@@ -19,11 +19,18 @@ class Options:
 
     target: str = _option("auto", "the chip to plan for: auto (the tensors' device) or a name of the table", True)
     precision: str = _option(
-        "fused", "fused: 16-bit values stay float32 inside a kernel; eager: round after each op", True, ("fused", "eager")
+        "fused",
+        "fused: 16-bit values stay float32 inside a kernel; eager: round after each op",
+        True,
+        ("fused", "eager"),
     )
     fuse: bool = _option(True, "False: one kernel per operation", True, (True, False))
-    strict: bool = _option(False, "True: an internal error is raised instead of running that graph as eager", False, (True, False))
-    debug: int = _option(0, "0 silent, 1 summary, 2 decisions, 3 program and plan, 4 sources, 5 check each kernel", False)
+    strict: bool = _option(
+        False, "True: an internal error is raised instead of running that graph as eager", False, (True, False)
+    )
+    debug: int = _option(
+        0, "0 silent, 1 summary, 2 decisions, 3 program and plan, 4 sources, 5 check each kernel", False
+    )
     dump: str = _option("", "folder that receives every stage of each compilation as files", False)
     cache: bool = _option(True, "False: neither read nor write the persistent cache", False, (True, False))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from .interning import Interned
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .expr import Expr
 
 Monomial: TypeAlias = "tuple[Atom, ...]"
-PolyLike: TypeAlias = "Union[Poly, Atom, int]"
+PolyLike: TypeAlias = "Poly | Atom | int"
 
 
 class Atom(metaclass=Interned):
@@ -241,7 +241,7 @@ class Poly(metaclass=Interned):
     def __mod__(self, other: PolyLike) -> Poly:
         return _divide(self, Poly.of(other))[1]
 
-    def substitute(self, mapping: Mapping[Atom, Poly]) -> Poly:
+    def substitute(self, mapping: Mapping[Any, Poly]) -> Poly:
         """Replace atoms (axes, symbols, indirects) by polys, simplifying again."""
         return transform(self, lambda a: mapping.get(a))
 
@@ -498,9 +498,7 @@ def nonnegative(poly: Poly) -> bool:
     if constant is not None:
         return constant >= 0
     shifted = poly.substitute({s: s + s.lower for s in poly.symbols() if s.lower})
-    return all(
-        c >= 0 and all(isinstance(a, Symbol) or _nonnegative_atom(a) for a in m) for m, c in shifted.terms
-    )
+    return all(c >= 0 and all(isinstance(a, Symbol) or _nonnegative_atom(a) for a in m) for m, c in shifted.terms)
 
 
 def _nonnegative_atom(atom: Atom) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 from .dtypes import DType
 from .expr import Expr
@@ -65,7 +65,7 @@ class View:
 
 # What an Extern's argument tree holds at its leaves: a View, a HostValue, a Poly (a size), or a literal.
 Argument: TypeAlias = Any
-Result: TypeAlias = Union[Buffer, HostValue]
+Result: TypeAlias = Buffer | HostValue
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +106,7 @@ class Update:
     origin: Origin
 
 
-Statement: TypeAlias = Union[Define, Extern, Update]
+Statement: TypeAlias = Define | Extern | Update
 
 
 @dataclass(frozen=True, slots=True, eq=False)

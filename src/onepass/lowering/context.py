@@ -201,7 +201,7 @@ class Context:
             raise Unsupported("a lazy conjugate or negative")
         if value.device.type not in ("cpu", "cuda"):
             raise Unsupported(f"device {value.device}")
-        shape, strides = self.sizes.shape(value.shape), self.sizes.shape(value.stride())
+        shape, strides = self.sizes.shape(value.shape), self.sizes.strides(value.stride())
         return TensorMeta(shape, strides, dtype, str(value.device))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ..ir.poly import Poly, Symbol, nonnegative
 from .registry import Unsupported
-from .torch_private import CleanDiv, FloorDiv, Mod, PythonMod, free_unbacked_symbols
+from .torch_private import CleanDiv, FloorDiv, Max, Mod, PythonMod, free_unbacked_symbols
 
 
 class Sizes:
@@ -24,8 +24,8 @@ class Sizes:
         self.symbols: dict[sympy.Symbol, Symbol] = {}
         self.inputs: dict[sympy.Expr, Symbol] = {}  # what an integer argument stands for
 
-    def poly(self, size: int | torch.SymInt) -> Poly:
-        """The size as a poly."""
+    def poly(self, size: int | torch.SymInt, *, stride: bool = False) -> Poly:
+        """The size as a poly. A stride's Max(1, n) is n: they differ only where nothing is read."""
         if isinstance(size, torch.SymInt):
             expression = size.node.expr
             if expression.is_Symbol and expression not in self.symbols:
@@ -33,11 +33,16 @@ class Sizes:
             else:
                 for symbol in expression.free_symbols:
                     self._meet(symbol, size.node.shape_env)
+            if stride:
+                expression = expression.replace(_is_at_least_one, _other_than_one)
             return self._convert(expression)
         return Poly.of(size)
 
     def shape(self, sizes: Iterable[int | torch.SymInt]) -> tuple[Poly, ...]:
         return tuple(self.poly(s) for s in sizes)
+
+    def strides(self, strides: Iterable[int | torch.SymInt]) -> tuple[Poly, ...]:
+        return tuple(self.poly(s, stride=True) for s in strides)
 
     def _meet(self, symbol: sympy.Symbol, shape_env: Any) -> None:
         if symbol in self.symbols:
@@ -75,7 +80,15 @@ class Sizes:
             return product
         if isinstance(expression, FloorDiv | CleanDiv | Mod | PythonMod):
             numerator, denominator = (self._convert(a) for a in arguments)
-            if not nonnegative(denominator - 1):
-                raise Unsupported(f"the divisor of the size {expression} may not be positive")
+            if not nonnegative(denominator):  # torch would have failed on 0
+                raise Unsupported(f"the divisor of the size {expression} may be negative")
             return numerator // denominator if isinstance(expression, FloorDiv) else numerator % denominator
         raise Unsupported(f"the size {expression} is not a polynomial")
+
+
+def _is_at_least_one(expression: sympy.Expr) -> bool:
+    return isinstance(expression, Max) and len(expression.args) == 2 and sympy.Integer(1) in expression.args
+
+
+def _other_than_one(expression: sympy.Expr) -> sympy.Expr:
+    return next(a for a in expression.args if a != 1)

@@ -16,13 +16,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, PythonMod
 
 __all__ = [
     "CleanDiv",
     "FakeTensor",
     "FloorDiv",
     "HigherOrderOperator",
+    "Max",
     "Mod",
     "OpOverload",
     "PythonMod",

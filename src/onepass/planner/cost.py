@@ -68,5 +68,3 @@ def _points(axes: Iterable[Axis]) -> int:
     for a in axes:
         total *= estimate(a.extent)
     return total
-
-

@@ -86,7 +86,9 @@ class GroupGraph:
 
     def connected(self, a: int, b: int) -> bool:
         """Whether any path joins them."""
-        return b in self.successors[a] or a in self.successors[b] or self.reaches_around(a, b) or self.reaches_around(b, a)
+        return (
+            b in self.successors[a] or a in self.successors[b] or self.reaches_around(a, b) or self.reaches_around(b, a)
+        )
 
     def merge(self, a: int, b: int) -> None:
         """Group b joins group a."""

@@ -139,7 +139,7 @@ class Planner:
         """Merge the pair with the largest predicted gain until none is left."""
         queue: list[tuple[float, int, int, int, int, int]] = []
         ticket = itertools.count()
-        version: dict[int, int] = {n: 0 for n in self.graph.members}
+        version: dict[int, int] = dict.fromkeys(self.graph.members, 0)
         rejected: set[tuple[int, int, int, int]] = set()
 
         def push(a: int, b: int) -> None:
@@ -213,7 +213,9 @@ class Planner:
             return self._decide(a, b, kind, False, verdict.reason or "one side cannot stand alone", 0.0, 0)
         after = verdict.cost
         gain = before_a.time_us + before_b.time_us - after.time_us
-        moved = sum(c.bytes_read + c.bytes_written for c in (before_a, before_b)) - after.bytes_read - after.bytes_written
+        moved = (
+            sum(c.bytes_read + c.bytes_written for c in (before_a, before_b)) - after.bytes_read - after.bytes_written
+        )
         if gain <= 0:
             reason = f"predicted {after.time_us:.1f} us together, {before_a.time_us + before_b.time_us:.1f} us apart"
             return self._decide(a, b, kind, False, reason, gain, moved)
@@ -261,9 +263,15 @@ class Planner:
         moved = sum(c.bytes_read + c.bytes_written for c in befores if c is not None)
         moved -= sum(c.bytes_read + c.bytes_written for c in afters)
         accepted = gain > 0
-        reason = f"computed again in {len(users)} kernels: {moved} bytes fewer" if accepted else f"recomputing would cost {-gain:.1f} us"
+        reason = (
+            f"computed again in {len(users)} kernels: {moved} bytes fewer"
+            if accepted
+            else f"recomputing would cost {-gain:.1f} us"
+        )
         self.decisions.append(
-            Decision(define.origin.node, graph.members[users[0]][-1].origin.node, "recompute", accepted, reason, gain, moved)
+            Decision(
+                define.origin.node, graph.members[users[0]][-1].origin.node, "recompute", accepted, reason, gain, moved
+            )
         )
         if not accepted:
             return
@@ -315,7 +323,8 @@ def element_cost(value: Expr) -> float:
 def may_fail(value: Expr) -> bool:
     """Whether evaluating it can raise (integer division, checked index)."""
     return any(
-        isinstance(e, Pointwise) and OPS[e.op].integer_raises and not e.args[0].dtype.is_float for e in postorder([value])
+        isinstance(e, Pointwise) and OPS[e.op].integer_raises and not e.args[0].dtype.is_float
+        for e in postorder([value])
     )
 
 

@@ -295,7 +295,9 @@ def _is_checked(poly: Poly, size: Poly) -> bool:
     if not isinstance(atom, Indirect) or not isinstance(atom.value, Pointwise) or atom.value.op not in _CHECKED:
         return False
     limit = atom.value.args[1]
-    return isinstance(limit, Index) and limit.poly is size or isinstance(limit, Const) and limit.value == size.constant
+    if isinstance(limit, Index):
+        return limit.poly is size
+    return isinstance(limit, Const) and limit.value == size.constant
 
 
 def _as_poly(operand: Operand) -> Poly:

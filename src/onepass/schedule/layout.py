@@ -76,7 +76,7 @@ def _pointwise_layout(
     if second is not None and scores.get(second, 0.0) * 4 > scores.get(best, 0.0) and estimate(second.extent) >= 4:
         blocks = {best: _block(best, TRANSPOSE_BLOCK * 2), second: _block(second, TRANSPOSE_BLOCK)}
         return Layout(nest.outer, scores, strides, best, second, blocks)
-    if numel(others) >= 4 * target.processors or _is_cut(nest, best) and others:
+    if numel(others) >= 4 * target.processors or (_is_cut(nest, best) and others):
         return Layout(others, scores, strides)
     return Layout(nest.outer, scores, strides, best, None, {best: _block(best, 8192)})
 
@@ -113,7 +113,7 @@ def _accesses(nest: Nest) -> Iterable[tuple[Poly, float, frozenset[Axis]]]:
         yield flat_offset(s.buffer, s.index), float(s.buffer.dtype.bytes * numel(s.domain)), s.domain
     mapping = {a: c.poly() for a, c in nest.bound.items()}
     for e in _loads(s.value for s in nest.stores):
-        offset = flat_offset(e.buffer, e.index).substitute(dict(mapping))
+        offset = flat_offset(e.buffer, e.index).substitute(mapping)
         axes = offset.axes
         yield offset, float(e.buffer.dtype.bytes * numel(axes)), axes
 

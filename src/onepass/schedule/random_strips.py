@@ -34,7 +34,7 @@ def draw_in_strips(body: tuple[Statement, ...], builder: Builder) -> tuple[State
 def _rewrite(loop: Loop, builder: Builder) -> Loop:
     inside = {s.var.name for s in loop.body if isinstance(s, Let | RandomWord)}
     draws = [s for s in loop.body if isinstance(s, RandomWord) and _consecutive(s, loop.axis, inside)]
-    if not draws or loop.extent.constant is not None and loop.extent.constant < LANES:
+    if not draws or (loop.extent.constant is not None and loop.extent.constant < LANES):
         return loop
     lanes = loop.lanes if loop.kind == "strip" else LANES
     lane = loop.lane or Axis(builder.name("lane"), Poly.of(lanes))
@@ -44,7 +44,7 @@ def _rewrite(loop: Loop, builder: Builder) -> Loop:
     for draw in draws:
         local = Local(builder.name("words"), DType.U32, lanes)
         builder.locals.append(local)
-        prologue.append(FillRandom(local, draw.seed, draw.stream, draw.index.substitute(dict(start))))
+        prologue.append(FillRandom(local, draw.seed, draw.stream, draw.index.substitute(start)))
         replaced[draw] = ReadLocal(draw.var, local, lane.poly())
     body = tuple(replaced.get(s, s) if isinstance(s, RandomWord) else s for s in loop.body)
     return replace(loop, kind="strip", lanes=lanes, lane=lane, body=body, prologue=tuple(prologue))

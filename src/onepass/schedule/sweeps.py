@@ -7,6 +7,7 @@ owns a tile of v and every innermost block loops over its lanes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +16,24 @@ from ..analysis.access import estimate
 from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.inline import reductions
 from ..analysis.nest import Nest, NestStore
-from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
-from ..ir.kernel import Accumulate, Accumulator, Bind, GridAxis, Kernel, Let, Loop, Operand, Start, Statement, Var, When, WriteLocal
-from ..ir.dtypes import DType
 from ..analysis.refine import polys_of
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
+from ..ir.kernel import (
+    Accumulate,
+    Accumulator,
+    Bind,
+    GridAxis,
+    Kernel,
+    Let,
+    Loop,
+    Operand,
+    Start,
+    Statement,
+    Var,
+    When,
+    WriteLocal,
+)
 from ..ir.poly import Axis, Poly, Symbol, nonnegative, product
 from ..ir.program import Origin
 from ..ir.target import Target
@@ -115,7 +130,9 @@ class NestScheduler:
         with self._block_loop(looped, "sweep", self.layout.blocks[looped], self.starts[looped]):
             self._scope(items, axes)
 
-    def _block_loop(self, axis: Axis, kind: str, size: int, start: Poly, lanes: int = 1, lane: Axis | None = None) -> Any:
+    def _block_loop(
+        self, axis: Axis, kind: str, size: int, start: Poly, lanes: int = 1, lane: Axis | None = None
+    ) -> Any:
         """A loop over positions [start, start + size) of a class, cut off at its end."""
         loop = Axis(self.builder.name("t"), Poly.of(size))
         limit = None if not (axis.extent % size).terms else axis.extent - start
@@ -178,7 +195,10 @@ class NestScheduler:
     def _nested_axes(self, items: Iterable[Item], axes: frozenset[Axis]) -> frozenset[Axis]:
         """The classes to open first because reductions inside depend on them."""
         extras = {
-            r.axes - axes for i in items for r in reductions(i.values) if not r.axes <= axes and r.axes <= axes | i.domain
+            r.axes - axes
+            for i in items
+            for r in reductions(i.values)
+            if not r.axes <= axes and r.axes <= axes | i.domain
         }
         return min(extras, key=lambda e: (len(e), sorted(a.name for a in e)), default=frozenset())
 
@@ -256,7 +276,7 @@ class NestScheduler:
         cuts = ordered(points, axis.extent) if points else None
         if cuts is None or len(cuts) > 9:
             return [(Poly.ZERO, axis.extent)]
-        return list(zip(cuts, cuts[1:], strict=False))
+        return list(itertools.pairwise(cuts))
 
     def _specialised(self, items: list[Item], axis: Axis, low: Poly, high: Poly) -> list[Item]:
         """Items with decided conditions folded; stores whose region excludes this piece dropped."""
@@ -345,6 +365,4 @@ def _closer(
 
 
 def _inside(store: NestStore, axis: Axis, low: Poly, high: Poly) -> bool:
-    return all(
-        nonnegative(low - start) and nonnegative(stop - high) for a, start, stop in store.region if a is axis
-    )
+    return all(nonnegative(low - start) and nonnegative(stop - high) for a, start, stop in store.region if a is axis)
