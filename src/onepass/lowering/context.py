@@ -19,9 +19,9 @@ from .promotion import common_dtype, literal
 from .registry import Unsupported
 from .symbols import Sizes
 from .torch_private import FakeTensor
-from .values import Ref, TensorMeta, axes_of, own_point, whole
+from .values import HostNumber, Ref, TensorMeta, axes_of, own_point, whole
 
-Scalar = float | int | bool | Poly
+Scalar = float | int | bool | Poly | HostNumber
 Operand = Ref | Scalar
 
 
@@ -36,6 +36,7 @@ class Context:
         self.outs: tuple[TensorMeta, ...] = ()
         self._known: dict[tuple[Any, ...], Ref] = {}
         self._defined: set[Buffer] = set()
+        self._fresh: set[Buffer] = set()
         self._constants: dict[Buffer, Const] = {}
         self.means: dict[Buffer, Reduce] = {}  # buffers that hold a mean, and the sum it divides
         self._buffers = 0
@@ -58,6 +59,8 @@ class Context:
             value = operand.aligned(self.out.shape if shape is None else shape)
         elif isinstance(operand, Poly):
             value = self.size(operand, DType.I64)
+        elif isinstance(operand, HostNumber):
+            value = operand.value
         else:
             rounded = dtype if exact and dtype.is_half else dtype.compute
             return self.convert(literal(operand, rounded), dtype.compute, exact=True)
@@ -92,6 +95,8 @@ class Context:
             return self.convert(operand.aligned(self.out.shape if shape is None else shape), dtype)
         if isinstance(operand, Poly):
             return self.size(operand, dtype)
+        if isinstance(operand, HostNumber):
+            return self.convert(operand.value, dtype)
         return literal(operand, dtype)
 
     def size(self, size: Poly, dtype: DType) -> Expr:
@@ -141,9 +146,13 @@ class Context:
         like = (buffer.shape, buffer.strides, buffer.device) == (meta.shape, meta.strides, meta.device)
         return like and buffer in self._defined and value.index == own_point(meta.shape)
 
-    def is_defined(self, buffer: Buffer) -> bool:
-        """Whether this program computes the buffer, rather than an extern or the caller."""
-        return buffer in self._defined
+    def mark_fresh(self, buffer: Buffer) -> None:
+        """Note that an extern's result shares no storage with anything."""
+        self._fresh.add(buffer)
+
+    def is_fresh(self, buffer: Buffer) -> bool:
+        """Whether the buffer has a storage of its own, made by this program."""
+        return buffer in self._defined or buffer in self._fresh
 
     def define_internal(self, value: Expr, shape: Sequence[Poly], dtype: DType) -> Ref:
         """An intermediate of a rule that FX does not know of."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .foreach import foreach_decompositions
+from .random_decompositions import RANDOM
 from .registry import RULES
 from .torch_private import core_aten_decompositions, every_decomposition
 
@@ -72,8 +74,6 @@ _WHOLE = (
 @functools.cache
 def decomposition_table() -> Table:
     """The table to give AOTAutograd. Made once: torch's own takes 0.1 s to collect."""
-    from .random_decompositions import RANDOM
-
     table: Table = dict(core_aten_decompositions())
     for op in _ALSO:
         if op in every_decomposition:
@@ -81,4 +81,5 @@ def decomposition_table() -> Table:
     for op in (*_WHOLE, *RULES):
         table.pop(op, None)
     table.update(RANDOM)
+    table.update(foreach_decompositions())
     return table

@@ -27,7 +27,7 @@ from .reasons import is_ordered, why_library
 from .reductions import share_welford
 from .registry import RULES, Unsupported
 from .torch_private import OpOverload, folded_value, storage_key
-from .values import Ref, TensorMeta, whole
+from .values import HostNumber, Ref, TensorMeta, whole
 
 aten = torch.ops.aten
 # The modules that register rules, imported for that alone.
@@ -143,6 +143,7 @@ class _Lowering:
             size = self.size_result(node)
             if size is not None:
                 return size
+            return self.float_result(node)
         rule = RULES.get(target)
         if rule is None:
             return self.extern(node, why_library(target))
@@ -179,6 +180,17 @@ class _Lowering:
                 return None
         return value if isinstance(value, int | float) else None
 
+    def float_result(self, node: Node) -> Any:
+        """A float made of sizes: a value for kernels, computed by the host where a call needs it."""
+        host = self.extern(node, why_library(node.target))
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymFloat):
+            try:
+                return HostNumber(self.ctx.sizes.number(value), host)
+            except Unsupported:
+                pass
+        return host
+
     # externs
 
     def extern(self, node: Node, why: str) -> Any:
@@ -196,6 +208,8 @@ class _Lowering:
                 pass
             else:
                 self.ctx.extern(buffer, target, args, kwargs, why, ordered)
+                if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
+                    self.ctx.mark_fresh(buffer)
                 return whole(buffer)
         host = self.ctx.new_host_value()
         self.ctx.extern(host, target, args, kwargs, why, ordered)
@@ -210,6 +224,8 @@ class _Lowering:
         return self.view_of(value, meta)
 
     def view_of(self, value: Any, meta: Any) -> Any:
+        if isinstance(value, HostNumber):
+            return value.host
         if not isinstance(value, Ref):
             return value
         known = self.ctx.meta(meta) if isinstance(meta, torch.Tensor) else None
@@ -239,7 +255,7 @@ class _Lowering:
 
     def is_own(self, source: Ref, meta: TensorMeta) -> bool:
         """Whether `source` is all of a buffer this program defines, ready to be stored as it is."""
-        own = self.ctx.is_defined(source.buffer) and source.is_whole
+        own = self.ctx.is_fresh(source.buffer) and source.is_whole
         return own and source.shape == meta.shape and source.dtype is meta.dtype
 
     def output(self, node: Node) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import torch
 from ..ir.dtypes import DType, from_torch
 from ..ir.expr import Const, const
 from ..ir.poly import Poly
-from .values import Ref
+from .values import HostNumber, Ref
 
 
 def common_dtype(operands: Iterable[Any]) -> DType:
@@ -48,7 +48,7 @@ def _rank(operand: Any) -> tuple[int, torch.dtype]:
             return 2, torch.bool
         case int() | Poly():
             return 2, torch.int64
-        case float():
+        case float() | HostNumber():
             return 2, torch.get_default_dtype()
     raise TypeError(f"not an operand: {operand!r}")
 

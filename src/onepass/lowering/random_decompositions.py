@@ -61,7 +61,7 @@ def _like(x: torch.Tensor, drawn: torch.Tensor, dtype: torch.dtype | None = None
 @_decomposes(aten.native_dropout.default)
 def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     if train is False or p == 0:
-        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        return x, torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     if not _real(x.dtype):

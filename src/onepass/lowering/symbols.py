@@ -12,9 +12,24 @@ from typing import Any
 import sympy
 import torch
 
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Index, const, pointwise
 from ..ir.poly import Poly, Symbol, nonnegative
 from .registry import Unsupported
-from .torch_private import CleanDiv, FloorDiv, Max, Mod, PythonMod, free_unbacked_symbols
+from .torch_private import (
+    CleanDiv,
+    FloatTrueDiv,
+    FloorDiv,
+    IntTrueDiv,
+    Max,
+    Mod,
+    PythonMod,
+    ToFloat,
+    free_unbacked_symbols,
+)
+
+# Stands for an integer argument of which nothing is known.
+_NO_LOWER_BOUND = -(2**62)
 
 
 class Sizes:
@@ -22,21 +37,33 @@ class Sizes:
 
     def __init__(self) -> None:
         self.symbols: dict[sympy.Symbol, Symbol] = {}
+        self._known: dict[tuple[sympy.Expr, bool], Poly] = {}
         self.inputs: dict[sympy.Expr, Symbol] = {}  # what an integer argument stands for
 
     def poly(self, size: int | torch.SymInt, *, stride: bool = False) -> Poly:
         """The size as a poly. A stride's Max(1, n) is n: they differ only where nothing is read."""
-        if isinstance(size, torch.SymInt):
-            expression = size.node.expr
-            if expression.is_Symbol and expression not in self.symbols:
-                self._meet(expression, size.node.shape_env)
-            else:
-                for symbol in expression.free_symbols:
-                    self._meet(symbol, size.node.shape_env)
+        if not isinstance(size, torch.SymInt):
+            return Poly.of(size)
+        key = (size.node.expr, stride)
+        known = self._known.get(key)
+        if known is None:
+            expression = self._expression(size)
             if stride:
                 expression = expression.replace(_is_at_least_one, _other_than_one)
-            return self._convert(expression)
-        return Poly.of(size)
+            known = self._known[key] = self._convert(expression)
+        return known
+
+    def number(self, value: torch.SymFloat) -> Expr:
+        """A float made of sizes, as a float64 value."""
+        return self._float(self._expression(value))
+
+    def _expression(self, size: torch.SymInt | torch.SymFloat) -> sympy.Expr:
+        """The expression, simplified by what torch already knows (it adds no guard)."""
+        shape_env = size.node.shape_env
+        expression = shape_env.simplify(size.node.expr)
+        for symbol in expression.free_symbols:
+            self._meet(symbol, shape_env)
+        return expression
 
     def shape(self, sizes: Iterable[int | torch.SymInt]) -> tuple[Poly, ...]:
         return tuple(self.poly(s) for s in sizes)
@@ -51,9 +78,7 @@ class Sizes:
             raise Unsupported("a size depends on data")
         bounds = shape_env.var_to_range.get(symbol)
         lower = bounds.lower if bounds is not None else sympy.Integer(0)
-        if not (lower.is_Integer and lower >= 0):
-            raise Unsupported(f"the integer {symbol} may be negative")
-        self.symbols[symbol] = Symbol(symbol.name, int(lower))
+        self.symbols[symbol] = Symbol(symbol.name, int(lower) if lower.is_Integer else _NO_LOWER_BOUND)
 
     def _convert(self, expression: sympy.Expr) -> Poly:
         if expression in self.inputs and not expression.is_Symbol:
@@ -84,6 +109,24 @@ class Sizes:
                 raise Unsupported(f"the divisor of the size {expression} may be negative")
             return numerator // denominator if isinstance(expression, FloorDiv) else numerator % denominator
         raise Unsupported(f"the size {expression} is not a polynomial")
+
+    def _float(self, expression: sympy.Expr) -> Expr:
+        if expression.is_Float or expression.is_Rational:
+            return const(float(expression), DType.F64)
+        if expression.is_integer:
+            return pointwise("cast", Index(self._convert(expression)), dtype=DType.F64)
+        operands = expression.args
+        if isinstance(expression, ToFloat):
+            return pointwise("cast", Index(self._convert(operands[0])), dtype=DType.F64)
+        if isinstance(expression, IntTrueDiv | FloatTrueDiv):
+            return pointwise("div", self._float(operands[0]), self._float(operands[1]))
+        if isinstance(expression, sympy.Add | sympy.Mul):
+            op = "add" if isinstance(expression, sympy.Add) else "mul"
+            result = self._float(operands[0])
+            for operand in operands[1:]:
+                result = pointwise(op, result, self._float(operand))
+            return result
+        raise Unsupported(f"the number {expression} has no kernel form")
 
 
 def _is_at_least_one(expression: sympy.Expr) -> bool:

@@ -16,18 +16,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, PythonMod
+from torch.utils._sympy.functions import CleanDiv, FloatTrueDiv, FloorDiv, IntTrueDiv, Max, Mod, PythonMod, ToFloat
 
 __all__ = [
     "CleanDiv",
     "FakeTensor",
+    "FloatTrueDiv",
     "FloorDiv",
     "HigherOrderOperator",
+    "IntTrueDiv",
     "Max",
     "Mod",
     "OpOverload",
     "PythonMod",
     "StorageWeakRef",
+    "ToFloat",
     "core_aten_decompositions",
     "elementwise_dtypes",
     "every_decomposition",

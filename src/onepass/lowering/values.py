@@ -15,7 +15,7 @@ from typing import TypeAlias
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load
 from ..ir.poly import Atom, Axis, Poly
-from ..ir.program import Buffer
+from ..ir.program import Buffer, HostValue
 
 Shape: TypeAlias = tuple[Poly, ...]
 
@@ -93,6 +93,14 @@ class Ref:
             for k, mine in enumerate(self.shape)
         ]
         return self.at(point)
+
+
+@dataclass(frozen=True, slots=True)
+class HostNumber:
+    """A float computed from sizes: `value` for kernels, `host` for calls that take a Python number."""
+
+    value: Expr
+    host: HostValue
 
 
 def whole(buffer: Buffer) -> Ref:
