@@ -138,7 +138,8 @@ def main() -> int:
         result["compile"] = compile_times(["aot_eager", *compilers], arguments.only, scale)
     text = markdown(result)
     print(text)
-    default = None if arguments.quick or arguments.only else RESULTS / "cpu"
+    partial = arguments.quick or arguments.only or arguments.no_compile_time
+    default = None if partial else RESULTS / "cpu"
     for path, content in (
         (arguments.json or (default and default.with_suffix(".json")), json.dumps(result, indent=1) + "\n"),
         (arguments.markdown or (default and default.with_suffix(".md")), text + "\n"),

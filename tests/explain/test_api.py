@@ -1,0 +1,66 @@
+"""`onepass.explain` on real programs: kernels, lines, bytes, and the same story from the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import onepass
+from onepass.errors import UnknownOption, UnknownTarget
+
+
+def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    total = x * 2 + y
+    return torch.relu(total) - 1
+
+
+def test_one_kernel_with_its_lines_and_bytes() -> None:
+    x = torch.randn(1024, 1024)
+    explanation = onepass.explain(chain, x, x + 1)
+    (kernel,) = explanation.kernels
+    assert explanation.externs == []
+    lines = {operation["line"] for operation in kernel.operations}
+    assert any("test_api.py" in line and "total = x * 2 + y" in line for line in lines), lines
+    assert (kernel.bytes_read, kernel.bytes_written) == (2 * x.nbytes, x.nbytes)
+    assert explanation.bytes_moved == explanation.bytes_minimum == 3 * x.nbytes
+    assert explanation.bytes_unfused > explanation.bytes_moved
+    assert kernel.source and kernel.schedule
+
+
+def test_forward_and_backward() -> None:
+    model = nn.Sequential(nn.LayerNorm(64), nn.GELU())
+    explanation = onepass.explain(model, torch.randn(32, 64, requires_grad=True))
+    assert [graph.direction for graph in explanation.graphs] == ["forward", "backward"]
+    assert all(graph.kernels for graph in explanation.graphs)
+    assert model[0].weight.grad is None
+
+
+def test_an_extern_says_why() -> None:
+    (extern,) = onepass.explain(torch.mm, torch.randn(8, 8), torch.randn(8, 8)).externs
+    assert "mm" in extern.op and extern.why
+
+
+def test_a_cache_hit_tells_the_same_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
+    x = torch.randn(128, 128)
+    fresh, cached = onepass.explain(chain, x, x), onepass.explain(chain, x, x)
+    assert [fresh.graphs[0].cache, cached.graphs[0].cache] == ["miss", "hit"]
+    assert cached.kernels == fresh.kernels and cached.decisions == fresh.decisions
+    assert cached.bytes_moved == fresh.bytes_moved
+
+
+def test_mistakes_are_errors() -> None:
+    with pytest.raises(UnknownOption, match="did you mean 'precision'"):
+        onepass.explain(chain, torch.ones(2), torch.ones(2), options={"precison": "eager"})
+    with pytest.raises(UnknownTarget, match="cpu"):
+        onepass.explain(chain, torch.ones(2), torch.ones(2), target="abacus")
+
+
+def test_unfused_on_request() -> None:
+    x = torch.randn(64, 64)
+    explanation = onepass.explain(chain, x, x + 1, options={"fuse": False})
+    assert len(explanation.kernels) == 4
+    assert explanation.bytes_moved == explanation.bytes_unfused
