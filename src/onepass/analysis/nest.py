@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ..errors import VerifyError
 from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rewrite
 from ..ir.plan import Store
 from ..ir.poly import Axis, Poly, in_range, nonnegative
@@ -156,17 +157,24 @@ def opened(nest: Nest) -> list[Expr]:
 
 
 class _Classes:
-    """Union-find over axes; two axes of one domain never unify."""
+    """Union-find over axes; two axes of one domain never unify.
 
-    def __init__(self) -> None:
+    A class may be wider than some of its members: such a member sits at class position - offset.
+    """
+
+    def __init__(self, bound: set[Axis]) -> None:
+        self.bound = bound
         self.parent: dict[Axis, Axis] = {}
+        self.members: dict[Axis, list[Axis]] = {}
         self.conflicts: dict[Axis, set[Axis]] = {}
-        self.offset: dict[Axis, Poly] = {}  # member = class - offset, for embedded axes
+        self.offset: dict[Axis, Poly] = {}
 
     def add_domain(self, axes: Iterable[Axis]) -> None:
         axes = list(axes)
         for a in axes:
-            self.parent.setdefault(a, a)
+            if a not in self.parent:
+                self.parent[a] = a
+                self.members[a] = [a]
             self.conflicts.setdefault(a, set()).update(b for b in axes if b is not a)
 
     def find(self, a: Axis) -> Axis:
@@ -181,26 +189,46 @@ class _Classes:
         return not any(self.find(c) is b for c in self.conflicts[a])
 
     def unify(self, a: Axis, b: Axis) -> None:
-        """`b`'s class joins `a`'s."""
+        """Two axes of equal extent become one; where one of them is a region, the other joins it there."""
+        if b in self.offset:
+            a, b = b, a
+        if b in self.offset:
+            return
+        if a in self.offset:
+            self.embed(a, b, self.offset[a])
+        else:
+            self._join(a, b)
+
+    def embed(self, a: Axis, b: Axis, offset: Poly) -> None:
+        """The class of `b` becomes the region of `a`'s class that starts at `offset`."""
+        members = self.members[self.find(b)]
+        if any(m in self.offset or m in self.bound for m in members):
+            return
+        for m in members:
+            self.offset[m] = offset
+        self._join(a, b)
+
+    def _join(self, a: Axis, b: Axis) -> None:
         a, b = self.find(a), self.find(b)
         self.parent[b] = a
+        self.members[a] += self.members.pop(b)
         self.conflicts[a] |= self.conflicts[b]
 
 
 def unify(stores: list[Store]) -> Nest:
     """Give every store and reduction class axes, aligned where they touch the same data."""
     refined = _refined(stores)
-    classes = _Classes()
+    reduces = reductions(v for _, _, v in refined)
+    bound = {a for r in reduces for a in r.over}
+    classes = _Classes(bound)
     free_of_store = [frozenset(a for a in axes if a.extent.constant != 1) for axes, _, _ in refined]
     for domain in free_of_store:
         classes.add_domain(sorted(domain, key=lambda a: a.name))
-    reduces = reductions(v for _, _, v in refined)
     for r in reduces:
         classes.add_domain(sorted(r.axes | frozenset(r.over), key=lambda a: a.name))
-    bound = {a for r in reduces for a in r.over}
     for load_a, load_b in _pairs([v for _, _, v in refined]):
-        _match(classes, load_a, load_b, bound)
-    _match_positions(classes, refined, bound)
+        _match(classes, load_a, load_b)
+    _match_positions(classes, refined)
     return _renamed(stores, refined, classes, bound, reduces)
 
 
@@ -230,7 +258,7 @@ def _pairs(values: list[Expr]) -> Iterable[tuple[Load, Load]]:
                 yield first, second
 
 
-def _match(classes: _Classes, first: Load, second: Load, bound: set[Axis]) -> None:
+def _match(classes: _Classes, first: Load, second: Load) -> None:
     for p, q in zip(first.index, second.index, strict=True):
         one, two = _single(p), _single(q)
         if one is None or two is None or one[1] is not two[1]:
@@ -240,7 +268,7 @@ def _match(classes: _Classes, first: Load, second: Load, bound: set[Axis]) -> No
             continue
         if a.extent is b.extent:
             classes.unify(a, b)
-        elif one[1] is Poly.ONE and a not in bound and b not in bound:
+        elif one[1] is Poly.ONE and a not in classes.bound and b not in classes.bound:
             _embed(classes, a, b, start_b - start_a)
 
 
@@ -248,10 +276,10 @@ def _embed(classes: _Classes, a: Axis, b: Axis, shift: Poly) -> None:
     """b + shift = a: the smaller axis becomes a region of the larger."""
     if nonnegative(b.extent - a.extent):
         a, b, shift = b, a, -shift
-    whole = classes.find(a) is a and classes.find(b) is b and a not in classes.offset and b not in classes.offset
-    if whole and nonnegative(shift) and nonnegative(a.extent - b.extent - shift):
-        classes.offset[b] = shift
-        classes.unify(a, b)
+    if a in classes.offset or b in classes.offset:
+        return
+    if nonnegative(shift) and nonnegative(a.extent - b.extent - shift):
+        classes.embed(a, b, shift)
 
 
 def _single(poly: Poly) -> tuple[Axis, Poly, Poly] | None:
@@ -266,9 +294,7 @@ def _single(poly: Poly) -> tuple[Axis, Poly, Poly] | None:
     return axis, coefficient, poly - coefficient * axis
 
 
-def _match_positions(
-    classes: _Classes, refined: list[tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]], bound: set[Axis]
-) -> None:
+def _match_positions(classes: _Classes, refined: list[tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]]) -> None:
     """Stores of equal shape that share no load are aligned by position."""
     first = refined[0][0]
     for axes, _, _ in refined[1:]:
@@ -310,6 +336,8 @@ def _renamed(
     nest_stores = []
     for s, (axes, index, value) in zip(stores, refined, strict=True):
         live = [a for a in axes if a.extent.constant != 1]
+        if any(a not in classes.offset and class_of(a).extent is not a.extent for a in live):
+            raise VerifyError(f"{s.buffer!r} would be stored outside its bounds")
         region = tuple(
             (class_of(a), classes.offset[a], classes.offset[a] + a.extent) for a in live if a in classes.offset
         )

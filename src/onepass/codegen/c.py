@@ -295,25 +295,42 @@ class _Emitter:
             self.line(f"{_held(dtype)} {a.name}_{k}[{a.lanes}] __attribute__((aligned(64)));")
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {a.name}_{k}[lane] = {value};")
 
+        if a.compensated:
+            self.line(f"{_held(a.dtypes[0])} {a.name}_lost[{a.lanes}] __attribute__((aligned(64)));")
+            self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {a.name}_lost[lane] = 0;")
+
     def parts(self, a: Accumulator, lane: str) -> list[str]:
         return [f"{a.name}_{k}[{lane}]" for k in range(len(a.dtypes))]
 
     def accumulate(self, s: Accumulate) -> None:
         a = s.accumulator
         held, values = self.parts(a, self.poly(s.lane)), [self.operand(v) for v in s.inputs]
+        if a.compensated:
+            suffix = "f32" if a.dtypes[0] is DType.F32 else "f64"
+            self.line(f"op_add_lossless_{suffix}(&{held[0]}, &{a.name}_lost[{self.poly(s.lane)}], {values[0]});")
+            return
         make = c_combine if a.monoid.endswith("_merge") else c_accumulate
         for text in make(_base(a.monoid), held, values, a.dtypes):
             self.line(text)
 
+    def total(self, a: Accumulator, part: int, lane: str) -> str:
+        """One lane's part, what its additions lost given back."""
+        text = f"{a.name}_{part}[{lane}]"
+        if not a.compensated:
+            return text
+        suffix = "f32" if a.dtypes[0] is DType.F32 else "f64"
+        return f"op_give_back_{suffix}({text}, {a.name}_lost[{lane}])"
+
     def finish(self, s: Finish) -> None:
         a = s.accumulator
         if s.lane is not None or a.lanes == 1:
-            for var, text in zip(s.parts, self.parts(a, "0" if s.lane is None else self.poly(s.lane)), strict=True):
-                self.define(var, text)
+            lane = "0" if s.lane is None else self.poly(s.lane)
+            for k, var in enumerate(s.parts):
+                self.define(var, self.total(a, k, lane))
             return
         for k, (var, dtype) in enumerate(zip(s.parts, a.dtypes, strict=True)):
             self.line(f"{_held(dtype)} {var.name}_lanes[{a.lanes}] __attribute__((aligned(64)));")
-            self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {var.name}_lanes[lane] = {a.name}_{k}[lane];")
+            self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {var.name}_lanes[lane] = {self.total(a, k, 'lane')};")
         names = [v.name for v in s.parts]
         self.line(f"for (int half = {a.lanes // 2}; half > 0; half /= 2)")
         self.line("  for (int lane = 0; lane < half; ++lane) {")
@@ -327,11 +344,10 @@ class _Emitter:
             self.define(var, f"{var.name}_lanes[0]")
 
     def rescale(self, s: Rescale) -> None:
-        factor = self.operand(s.factor)
-        held = self.parts(s.accumulator, "lane")[0]
-        self.line(
-            f"for (int lane = 0; lane < {s.accumulator.lanes}; ++lane) {held} = {factor} == 0 ? 0 : {held} * {factor};"
-        )
+        a, factor = s.accumulator, self.operand(s.factor)
+        held = [f"{a.name}_0[lane]"] + ([f"{a.name}_lost[lane]"] if a.compensated else [])
+        for text in held:
+            self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {text} = {factor} == 0 ? 0 : {text} * {factor};")
 
 
 def _held(dtype: DType) -> str:

@@ -497,4 +497,15 @@ OP int64_t op_index_min(int64_t a, int64_t b) { return a < b ? a : b; }
 OP int64_t op_index_floordiv(int64_t a, int64_t b) { return a / b - ((a % b) < 0); }
 OP int64_t op_index_remainder(int64_t a, int64_t b) { const int64_t r = a % b; return r < 0 ? r + b : r; }
 
+/* sum += x; what the rounding of that addition lost goes to *lost (Knuth's two-sum; exact for finite values). */
+#define OP_LOSSLESS(T, t)                                                          \
+  OP void op_add_lossless_##t(T *sum, T *lost, T x) {                              \
+    const T total = *sum + x, back = total - *sum;                                 \
+    *lost += (*sum - (total - back)) + (x - back);                                 \
+    *sum = total;                                                                  \
+  }                                                                                \
+  OP T op_give_back_##t(T sum, T lost) { return lost - lost == 0 ? sum + lost : sum; }
+OP_LOSSLESS(float, f32)
+OP_LOSSLESS(double, f64)
+
 #endif

@@ -102,12 +102,16 @@ class WriteLocal:
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """The running state of a reduction: `lanes` independent states."""
+    """The running state of a reduction: `lanes` independent states.
+
+    `compensated`: a long float sum carries the rounding errors of its additions beside it.
+    """
 
     name: str
     monoid: str
     dtypes: tuple[DType, ...]
     lanes: int
+    compensated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

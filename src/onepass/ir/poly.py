@@ -371,6 +371,8 @@ def _divide(a: Poly, d: Poly) -> tuple[Poly, Poly]:
         return quotient, Poly.ZERO
     if in_range(remainder, d):
         return quotient, remainder
+    if in_range(remainder + d, d):
+        return quotient - 1, remainder + d
     if (both := _divide_polynomial(remainder, d)) is not None:
         return quotient + both[0], both[1]
     if (split := _split_scaled(remainder, d)) is not None:

@@ -43,6 +43,9 @@ from .random_strips import draw_in_strips
 from .scratch import choose_kept
 
 
+PLAIN_SUM = 64  # additions in a row whose rounding needs no compensation
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One thing to compute: a store, or a reduction's accumulation, over a domain of classes."""
@@ -231,9 +234,16 @@ class NestScheduler:
         if item.reduce is None or item.accumulator is not None:
             return item
         name = self.builder.name(f"{item.reduce.monoid}_acc")
-        accumulator = Accumulator(name, item.reduce.monoid, item.reduce.part_dtypes, lanes)
+        long = item.reduce.monoid == "sum" and item.reduce.dtype.is_float and self._run(item, lanes) > PLAIN_SUM
+        accumulator = Accumulator(name, item.reduce.monoid, item.reduce.part_dtypes, lanes, long)
         self.builder.add(Start(accumulator))
         return replace(item, accumulator=accumulator)
+
+    def _run(self, item: Item, lanes: int) -> int:
+        """How many elements enter one lane, at most."""
+        assert item.reduce is not None
+        count = estimate(product(a.extent for a in item.reduce.over))
+        return count if self._tiled else -(-count // lanes)
 
     def _lanes(self, item: Item, axes: frozenset[Axis]) -> int:
         if self.layout.tiled is not None:
