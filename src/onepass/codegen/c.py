@@ -330,7 +330,9 @@ class _Emitter:
             return
         for k, (var, dtype) in enumerate(zip(s.parts, a.dtypes, strict=True)):
             self.line(f"{_held(dtype)} {var.name}_lanes[{a.lanes}] __attribute__((aligned(64)));")
-            self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {var.name}_lanes[lane] = {self.total(a, k, 'lane')};")
+            self.line(
+                f"for (int lane = 0; lane < {a.lanes}; ++lane) {var.name}_lanes[lane] = {self.total(a, k, 'lane')};"
+            )
         names = [v.name for v in s.parts]
         self.line(f"for (int half = {a.lanes // 2}; half > 0; half /= 2)")
         self.line("  for (int lane = 0; lane < half; ++lane) {")

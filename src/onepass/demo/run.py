@@ -72,6 +72,7 @@ def run_demo(show: Callable[[str], None] = print) -> int:
 
 def run_workload(workload: Workload) -> Row:
     """Compile, check and time one workload."""
+    torch.compiler.reset()  # two workloads share code: the second would be compiled for dynamic shapes
     eager, ours, exact = (_made(workload, dtype) for dtype in (torch.float32, torch.float32, torch.float64))
     with record_compilations() as records:
         compiled: Function = torch.compile(ours.function, backend=make_backend({"strict": True}))

@@ -39,9 +39,9 @@ from ..ir.program import Origin
 from ..ir.target import Target
 from .builder import Builder, Finished, Kept
 from .layout import Layout, choose_layout
+from .online import find_online, sweep_online
 from .random_strips import draw_in_strips
 from .scratch import choose_kept
-
 
 PLAIN_SUM = 64  # additions in a row whose rounding needs no compensation
 
@@ -165,7 +165,15 @@ class NestScheduler:
     def _scope(self, items: list[Item], axes: frozenset[Axis]) -> None:
         """Compute all items inside the current scope, in whose axes they may vary."""
         levels = self._levels(items, axes)
+        merged = 0  # levels already done by a merged pass
         for number, level in enumerate(levels):
+            if number < merged:
+                continue
+            following = levels[number + 1] if number + 1 < len(levels) else []
+            if not self._tiled and (online := find_online(self, level, following, axes)) is not None:
+                sweep_online(self, online, axes)
+                merged = number + 2
+                continue
             clusters: dict[tuple[frozenset[Axis], frozenset[Axis]], list[Item]] = {}
             for item in level:
                 nested = self._nested_axes([item], axes)
@@ -238,6 +246,22 @@ class NestScheduler:
         accumulator = Accumulator(name, item.reduce.monoid, item.reduce.part_dtypes, lanes, long)
         self.builder.add(Start(accumulator))
         return replace(item, accumulator=accumulator)
+
+    def started(self, item: Item, axes: frozenset[Axis]) -> Item:
+        """The item with its accumulator set up in the current scope."""
+        return self._with_accumulator(item, self._lanes(item, axes))
+
+    def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item]) -> None:
+        """One strip over positions [start, start + size) of a class."""
+        lanes = max(i.accumulator.lanes for i in items if i.accumulator is not None)
+        lane = Axis(self.builder.name("lane"), Poly.of(lanes))
+        with self._block_loop(axis, "strip", size, start, lanes, lane):
+            self._point(items, lane.poly())
+
+    @staticmethod
+    def closer(axis: Axis, kind: str) -> Callable[[tuple[Statement, ...]], Statement]:
+        """Turns statements into a plain loop."""
+        return _closer(axis, kind)
 
     def _run(self, item: Item, lanes: int) -> int:
         """How many elements enter one lane, at most."""

@@ -1,0 +1,116 @@
+"""Two dependent sweeps in one pass over memory, by the transport rule.
+
+A sum whose terms depend on a maximum over the same axis (softmax, logsumexp) is kept up to date block
+by block: the maximum grows, the stale sum is carried to it, then the block's terms are added. Used
+where a row does not stay in cache between two sweeps; the numbers are those of the two sweeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..analysis.access import estimate
+from ..analysis.factor import factor, holds
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, postorder, rebuild
+from ..ir.kernel import Let, Local, ReadLocal, Rescale, Var, WriteLocal
+from ..ir.monoids import lowest
+from ..ir.poly import Axis, Poly, product
+from ..ir.program import Buffer
+from .builder import Finished
+
+if TYPE_CHECKING:
+    from .sweeps import Item, NestScheduler
+
+BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """A maximum, the sums that follow it, and each sum's h."""
+
+    leader: Item
+    followers: tuple[tuple[Item, Expr], ...]
+
+
+def find_online(
+    scheduler: NestScheduler, first: list[Item], second: list[Item], axes: frozenset[Axis]
+) -> Online | None:
+    """Whether two levels of one scope can share a pass over memory, and gain by it."""
+    if len(first) != 1 or not second or first[0].reduce is None or first[0].reduce.monoid != "max":
+        return None
+    leader = first[0]
+    inner = leader.domain - axes
+    size = product(a.extent for a in inner)
+    row_bytes = max((e.buffer.dtype.bytes for e in postorder(leader.values) if isinstance(e, Load)), default=0)
+    if len(inner) != 1 or inner & scheduler.chunks.keys() or estimate(size) * row_bytes <= scheduler.target.cache_bytes:
+        return None
+    if len(scheduler.pieces(next(iter(inner)), [leader, *second])) > 1:
+        return None
+    assert leader.reduce is not None
+    result = Part(leader.reduce, 0)
+    followers: list[tuple[Item, Expr]] = []
+    for item in second:
+        if item.reduce is None or item.reduce.monoid != "sum" or item.domain - axes != inner:
+            return None
+        h = factor(item.values[0], result)
+        if h is None or not holds(item.values[0], result, h):
+            return None
+        followers.append((item, h))
+    return Online(leader, tuple(followers))
+
+
+def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]) -> None:
+    """Emit the merged pass; afterwards both reductions are finished in the current scope."""
+    builder = scheduler.builder
+    leader = scheduler.started(online.leader, axes)
+    followers = [(scheduler.started(item, axes), h) for item, h in online.followers]
+    (axis,) = leader.domain - axes
+    assert leader.reduce is not None and leader.accumulator is not None
+    dtype = leader.reduce.part_dtypes[0]
+    reference = Local(builder.name("reference"), dtype, 1)
+    builder.locals.append(reference)
+    builder.add(WriteLocal(reference, Poly.ZERO, const(lowest(dtype), dtype)))
+    count = Axis(builder.name("block"), (axis.extent + BLOCK - 1) // BLOCK)
+    with builder.block(scheduler.closer(count, "sweep")):
+        start = count * BLOCK
+        scheduler.strip_block(axis, BLOCK, start, [leader])
+        builder.here.parts[leader.reduce] = Finished(leader.accumulator, False)
+        for item, h in followers:
+            assert item.accumulator is not None
+            builder.add(Rescale(item.accumulator, _carry(scheduler, leader.reduce, reference, h)))
+        new = builder.emit(Part(leader.reduce, 0))
+        builder.add(WriteLocal(reference, Poly.ZERO, new))
+        scheduler.strip_block(axis, BLOCK, start, [item for item, _ in followers])
+    for item in (leader, *(f for f, _ in followers)):
+        assert item.reduce is not None and item.accumulator is not None
+        builder.here.parts[item.reduce] = Finished(item.accumulator, False)
+
+
+def _carry(scheduler: NestScheduler, reduce: Reduce, reference: Local, h: Expr) -> Var:
+    """exp(h(new) - h(old)); 1 where the reference did not move, so that -inf meets no -inf."""
+    builder = scheduler.builder
+    result = Part(reduce, 0)
+    old = Var(builder.name("old"), result.dtype)
+    builder.add(ReadLocal(old, reference, Poly.ZERO))
+    stand_in = Load(Buffer(old.name, result.dtype, (), ()), ())
+    builder.here.values[stand_in] = old
+    moved = pointwise("exp", pointwise("sub", h, _with(h, result, stand_in)))
+    new, factor_value = builder.emit(result), builder.emit(moved)
+    same = Var(builder.name("same"), DType.BOOL)
+    builder.add(Let(same, "eq", (new, old)))
+    chosen = Var(builder.name("carry"), moved.dtype)
+    builder.add(Let(chosen, "where", (same, const(1.0, moved.dtype), factor_value)))
+    return chosen
+
+
+def _with(h: Expr, result: Expr, stand_in: Expr) -> Expr:
+    """h of another reference."""
+    memo: dict[Expr, Expr] = {}
+    for node in postorder([h], into_reductions=False):
+        if node is result:
+            memo[node] = stand_in
+        elif not isinstance(node, Reduce):
+            memo[node] = rebuild(node, memo.__getitem__, lambda p: p)
+    return memo[h]
