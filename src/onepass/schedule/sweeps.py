@@ -66,7 +66,7 @@ class NestScheduler:
     def __init__(self, nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]] | None = None) -> None:
         self.nest, self.target = nest, target
         self.chunks = chunks or {}
-        self.layout: Layout = choose_layout(nest, target)
+        self.layout: Layout = choose_layout(nest, target, frozenset(chunk for chunk, _ in self.chunks.values()))
         self.builder = Builder()
         self.grid: list[GridAxis] = []
         self.keeping: dict[Expr, Kept] = {}  # values the sweep being built leaves in scratch
