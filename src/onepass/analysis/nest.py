@@ -125,6 +125,8 @@ def _split(nest: Nest, reduces: list[Reduce], work: int) -> Nest | Refusal:
     for r in inner:
         if axis not in {nest.bound.get(a, a) for a in r.axes}:
             return Refusal(f"{too_few}: a chain of reductions over one axis cannot be split in one pass")
+    if any(frozenset(r.axes) - frozenset(nest.outer) for r in roots):
+        return Refusal(f"{too_few}: partial results would not fit one program")
     finished = set(roots)
     for s in nest.stores:
         depends = any(r in finished for r in direct_reductions([s.value]))

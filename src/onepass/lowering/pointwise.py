@@ -362,6 +362,8 @@ def lerp(ctx: Context, start: Ref, end: Ref, weight: Operand) -> Ref:
 
 @lowers(aten._to_copy.default)
 def to_copy(ctx: Context, x: Ref, **options: Any) -> Ref:
+    if not isinstance(x, Ref):
+        raise Unsupported("a number where a tensor is expected")
     if x.device != ctx.out.device:
         raise Unsupported("a copy between devices")
     return ctx.define(ctx.convert(x.aligned(ctx.out.shape), ctx.out.dtype, exact=True))
