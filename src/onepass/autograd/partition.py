@@ -24,6 +24,7 @@ _RECOMPUTE = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible
 def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     """(forward, backward) of a joint graph."""
     _drop_detach(joint)
+    _keep_overwritten(joint)
     for node in joint.graph.nodes:
         if node.op != "call_function" or getattr(node.target, "namespace", "") != "onepass":
             continue
@@ -43,6 +44,20 @@ def _drop_detach(joint: GraphModule) -> None:
     for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0])
         joint.graph.erase_node(node)
+
+
+def _keep_overwritten(joint: GraphModule) -> None:
+    """Backward must not read an input that forward overwrites: what it needs is a copy of the old value."""
+    for update in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        target = update.args[0]
+        readers = [user for user in target.users if user is not update]
+        if target.op != "placeholder" or not readers:
+            continue
+        with joint.graph.inserting_after(target):
+            old = joint.graph.call_function(torch.ops.aten.clone.default, (target,))
+        old.meta = {**target.meta, "recompute": CheckpointPolicy.MUST_SAVE, "ac_graph_id": 0}
+        for reader in readers:
+            reader.replace_input_with(target, old)
 
 
 def _saved_bytes(forward: GraphModule, outputs: int) -> int:
