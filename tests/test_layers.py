@@ -1,4 +1,4 @@
-"""The import rule: ir < analysis < the stages < explain < pipeline < backend; stages do not import each other."""
+"""The import rule: ir < analysis < the stages < explain < pipeline < compilation < backend; stages do not import each other."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onepass"
 STAGES = {"lowering", "autograd", "planner", "schedule", "codegen", "runtime"}
-RANK = {"errors": 0, "ir": 1, "analysis": 2, **dict.fromkeys(STAGES, 3), "explain": 4, "pipeline": 5, "backend": 6}
-TOP = 7  # the package itself, the command line, the demo: may import everything
+RANK = {"errors": 0, "ir": 1, "analysis": 2, **dict.fromkeys(STAGES, 3), "explain": 4, "pipeline": 5, "compilation": 6, "backend": 7}
+TOP = 8  # the package itself, the command line, the demo: may import everything
 PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in ("autograd", "lowering", "runtime"))}
 
 

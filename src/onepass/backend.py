@@ -19,6 +19,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx import GraphModule
 
 from .autograd.partition import SAVED_BYTES, partition
+from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
 from .ir.options import Options
 from .ir.record import CompileRecord
@@ -61,8 +62,6 @@ def choose_target(options: Options, graph: GraphModule) -> Target:
 
 
 def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:
-    from .pipeline import compile_graph
-
     try:
         compiled = compile_graph(graph, choose_target(options, graph), options, direction)
     except Exception as error:

@@ -5,6 +5,9 @@ It is plain data (JSON both ways), so a cache hit explains itself as well as a f
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -76,3 +79,11 @@ class CompileRecord:
         record.externs = [ExternRecord(**e) for e in data["externs"]]
         record.decisions = [DecisionRecord(**d) for d in data["decisions"]]
         return record
+
+
+@contextmanager
+def stage(record: CompileRecord, name: str) -> Iterator[None]:
+    """Time a stage of the compilation."""
+    start = time.perf_counter()
+    yield
+    record.stage_seconds[name] = record.stage_seconds.get(name, 0.0) + time.perf_counter() - start
