@@ -49,6 +49,8 @@ def empty(ctx: Context, *args: Any, **options: Any) -> Ref:
 @lowers(aten.arange.start_step)
 def arange(ctx: Context, start: float | int | Poly, end: Any, step: float | int | Poly = 1, **options: Any) -> Ref:
     (at,) = own_point(ctx.out.shape)
+    if ctx.out.dtype.is_integer:  # eager truncates both before it steps
+        start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
     if isinstance(start, int | Poly) and isinstance(step, int | Poly):
         return ctx.define(ctx.convert(Index(Poly.of(start) + at * step), ctx.out.dtype))
     # Eager steps in float64 and rounds once.

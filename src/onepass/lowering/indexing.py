@@ -75,8 +75,8 @@ def index_select(ctx: Context, x: Ref, dim: int, indices: Ref) -> Ref:
 
 @lowers(aten.gather.default)
 def gather(ctx: Context, x: Ref, dim: int, indices: Ref, *, sparse_grad: bool = False) -> Ref:
-    if not x.ndim or not indices.ndim:
-        raise Unsupported("gather of a 0-d tensor")
+    if not x.ndim or x.ndim != indices.ndim:
+        raise Unsupported("gather between different numbers of dimensions")
     dim = wrap_dim(dim, x.ndim)
     point = list(own_point(ctx.out.shape))
     value = indices.aligned(ctx.out.shape)
