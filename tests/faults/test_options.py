@@ -1,0 +1,56 @@
+"""Bad options are errors that say what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import onepass
+from onepass.errors import InvalidOption, UnknownOption, UnknownTarget
+
+
+def messages(error: BaseException | None) -> str:
+    """Everything an error chain says: dynamo wraps what a backend raises."""
+    parts = []
+    while error is not None:
+        parts.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(parts)
+
+
+def failed(**options: object) -> str:
+    with pytest.raises(Exception) as caught:
+        torch.compile(lambda x: x + 1, backend="onepass", options=options)(torch.ones(3))
+    return messages(caught.value)
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    text = failed(stict=True)
+    assert "unknown option 'stict'" in text and "did you mean 'strict'" in text
+
+
+def test_bad_value() -> None:
+    assert "precision" in (text := failed(precision="double")) and "'fused'" in text and "'eager'" in text
+
+
+def test_bad_type() -> None:
+    assert "debug" in failed(debug="loud")
+
+
+def test_unknown_target_lists_the_known() -> None:
+    text = failed(target="abacus", strict=True)
+    assert "unknown target 'abacus'" in text and "cpu" in text
+    with pytest.raises(UnknownTarget):
+        onepass.explain(lambda x: x + 1, torch.ones(3), target="abacus")
+
+
+def test_jit_refuses_at_once() -> None:
+    with pytest.raises(UnknownOption):
+        onepass.jit(lambda x: x, options={"fus": True})
+    with pytest.raises(InvalidOption):
+        onepass.jit(lambda x: x, options={"fuse": "maybe"})
+
+
+def test_bad_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_DEBUG", "plenty")
+    assert "ONEPASS_DEBUG" in failed() and "0 to 5" in failed()
