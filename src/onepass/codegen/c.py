@@ -39,6 +39,7 @@ from ..ir.source import KernelSource
 from .c_ops import c_accumulate, c_combine, c_const, c_monoid_identity, c_pointwise, c_type, raises
 
 ENTRY = "onepass_kernel"
+SHORT_SUM = 64  # tiles whose plain sums are safe before the exact addition of a long sum
 PARALLEL_ELEMENTS = 1 << 15  # below this many elements a thread team costs more than it saves
 
 
@@ -96,6 +97,8 @@ class _Emitter:
         self.block(self.kernel.body)
         self.depth -= 1
         self.line("}")
+        if any(isinstance(x, StoreElement) and x.staged is not None for x in walk(self.kernel.body)):
+            self.line("op_stream_end();")
         self.line("return status;")
         self.depth -= 1
         self.line("}\n")
@@ -259,34 +262,68 @@ class _Emitter:
         name, lanes = s.axis.name, s.lanes
         assert s.lane is not None
         lane, at, end = s.lane.name, f"{name}_at", f"{name}_end"
+        long_sums = [x.accumulator for x in s.body if isinstance(x, Accumulate) and x.accumulator.compensated]
         self.line("{")
         self.depth += 1
         self.line(f"int64_t {at} = 0;")
         self.line(f"const int64_t {end} = {stop};")
-        self.line(f"for (; {at} + {lanes} <= {end}; {at} += {lanes}) {{")
-        self.depth += 1
-        self.block(s.prologue)
-        self.simd(s.body)
-        self.line(f"for (int64_t {lane} = 0; {lane} < {lanes}; ++{lane}) {{")
-        self.depth += 1
-        self.line(f"const int64_t {name} = {at} + {lane};")
-        self.block(s.body)
-        self.depth -= 1
-        self.line("}")
-        self.depth -= 1
-        self.line("}")
+        if long_sums:
+            self.line(f"while ({at} + {lanes} <= {end}) {{")
+            self.depth += 1
+            self.line(f"const int64_t {name}_block = op_index_min({end}, {at} + {SHORT_SUM * lanes});")
+            for a in long_sums:
+                self.line(f"{_held(a.dtypes[0])} {a.name}_part[{lanes}] __attribute__((aligned(64))) = {{0}};")
+            self.tiles(s, f"{name}_block")
+            self.line(f"for (int lane = 0; lane < {lanes}; ++lane) {{")
+            for a in long_sums:
+                self.line("  " + self.lossless(a, "lane", f"{a.name}_part[lane]"))
+            self.line("}")
+            self.depth -= 1
+            self.line("}")
+        else:
+            self.tiles(s, end)
         if s.prologue:
             self.line(f"if ({at} < {end}) {{")
             self.nested(s.prologue)
             self.line("}")
         self.line(f"for (int64_t {lane} = 0; {at} + {lane} < {end}; ++{lane}) {{")
+        self.lanes(s, whole=False)
+        self.line("}")
+        self.depth -= 1
+        self.line("}")
+
+    def tiles(self, s: Loop, stop: str) -> None:
+        """The loop over whole tiles of a strip."""
+        assert s.lane is not None
+        lane, at = s.lane.name, f"{s.axis.name}_at"
+        self.line(f"for (; {at} + {s.lanes} <= {stop}; {at} += {s.lanes}) {{")
         self.depth += 1
-        self.line(f"const int64_t {name} = {at} + {lane};")
-        self.block(s.body)
+        self.block(s.prologue)
+        self.simd(s.body)
+        self.line(f"for (int64_t {lane} = 0; {lane} < {s.lanes}; ++{lane}) {{")
+        self.lanes(s, whole=True)
+        self.line("}")
+        start = {s.axis: Symbol(at).poly()}
+        for store in s.body:
+            if isinstance(store, StoreElement) and store.staged is not None:
+                place = f"{self.pointers[store.buffer]} + {self.poly(store.offset.substitute(start))}"
+                self.line(f"op_stream({place}, {store.staged.name}, {s.lanes * store.buffer.dtype.bytes});")
         self.depth -= 1
         self.line("}")
+
+    def lanes(self, s: Loop, whole: bool) -> None:
+        """The body of a strip at one lane: of a whole tile, or of the tail."""
+        assert s.lane is not None
+        self.depth += 1
+        self.line(f"const int64_t {s.axis.name} = {s.axis.name}_at + {s.lane.name};")
+        for x in s.body:
+            if isinstance(x, Accumulate):
+                self.accumulate(x, s, whole)
+            elif whole and isinstance(x, StoreElement) and x.staged is not None:
+                self.line(f"{x.staged.name}[{s.lane.name}] = {self.operand(x.value)};")
+            else:
+                self.statement(x)
         self.depth -= 1
-        self.line("}")
 
     # --- accumulators ---
 
@@ -302,16 +339,28 @@ class _Emitter:
     def parts(self, a: Accumulator, lane: str) -> list[str]:
         return [f"{a.name}_{k}[{lane}]" for k in range(len(a.dtypes))]
 
-    def accumulate(self, s: Accumulate) -> None:
-        a = s.accumulator
-        held, values = self.parts(a, self.poly(s.lane)), [self.operand(v) for v in s.inputs]
+    def accumulate(self, s: Accumulate, strip: Loop | None = None, whole: bool = False) -> None:
+        """One element into a lane; in whole tiles of a strip, long sums go to the block's own part first."""
+        a, lane = s.accumulator, self.poly(s.lane)
+        values = [self.operand(v) for v in s.inputs]
         if a.compensated:
-            suffix = "f32" if a.dtypes[0] is DType.F32 else "f64"
-            self.line(f"op_add_lossless_{suffix}(&{held[0]}, &{a.name}_lost[{self.poly(s.lane)}], {values[0]});")
+            part = f"{a.name}_part[{lane}]"
+            self.line(f"{part} = {part} + {values[0]};" if whole else self.lossless(a, lane, values[0]))
             return
-        make = c_combine if a.monoid.endswith("_merge") else c_accumulate
-        for text in make(_base(a.monoid), held, values, a.dtypes):
+        base, held = _base(a.monoid), self.parts(a, lane)
+        if base != a.monoid:
+            statements = c_combine(base, held, values, a.dtypes)
+        elif s.even and strip is not None and base == "welford":
+            count = f"({c_type(a.dtypes[0])})({strip.axis.name}_at / {strip.lanes} + 1)"
+            statements = c_accumulate(base, held, values, a.dtypes, f"(1 / {count})")
+        else:
+            statements = c_accumulate(base, held, values, a.dtypes)
+        for text in statements:
             self.line(text)
+
+    def lossless(self, a: Accumulator, lane: str, value: str) -> str:
+        suffix = "f32" if a.dtypes[0] is DType.F32 else "f64"
+        return f"op_add_lossless_{suffix}(&{a.name}_0[{lane}], &{a.name}_lost[{lane}], {value});"
 
     def total(self, a: Accumulator, part: int, lane: str) -> str:
         """One lane's part, what its additions lost given back."""

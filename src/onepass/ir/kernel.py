@@ -49,12 +49,16 @@ class LoadElement:
 
 @dataclass(frozen=True, slots=True)
 class StoreElement:
-    """buffer[offset] = value, where `guard` holds."""
+    """buffer[offset] = value, where `guard` holds.
+
+    `staged`: the tiles of a strip gather in this local and leave together, past the caches.
+    """
 
     buffer: Buffer
     offset: Poly
     value: Operand
     guard: Operand | None = None
+    staged: Local | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class Accumulate:
     accumulator: Accumulator
     lane: Poly
     inputs: tuple[Operand, ...]
+    even: bool = False  # every lane of the strip has met equally many elements: they share one 1 / count
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class Target:
     cache_bytes: int  # per processor: what a second sweep finds again
     shared_bytes: int = 0
     registers: int = 0
+    streamed_bytes: int = 1 << 62  # outputs from this size on bypass the caches
     buffers_per_kernel: int = 48
     operations_per_kernel: int = 600
 
@@ -38,6 +39,7 @@ def _cpu() -> Target:
         name="cpu", language="c", processors=processors, launch_us=3.0,
         memory_bytes_per_us=8_000.0 * min(processors, 8), cache_bytes_per_us=40_000.0 * processors,
         operations_per_us=12_000.0 * processors, vector_bytes=64, held_bytes=32 * 1024, cache_bytes=512 * 1024,
+        streamed_bytes=16 << 20,
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ from .layout import Layout, choose_layout
 from .online import find_online, sweep_online
 from .random_strips import draw_in_strips
 from .scratch import choose_kept
+from .streaming import stream_stores
 
 PLAIN_SUM = 64  # additions in a row whose rounding needs no compensation
 
@@ -87,13 +88,17 @@ class NestScheduler:
             writes=tuple(s.buffer for s in self.nest.stores),
             symbols=_symbols(self.nest),
             grid=tuple(self.grid),
-            body=draw_in_strips(tuple(self.builder.scopes[0].statements), self.builder),
+            body=self._finished_body(),
             locals=tuple(self.builder.locals),
             origins=origins,
             schedule=self.layout.describe(self.nest),
             work=max((product(a.extent for a in d) for d in domains), key=estimate),
             raises=self.builder.raises,
         )
+
+    def _finished_body(self) -> tuple[Statement, ...]:
+        body = draw_in_strips(tuple(self.builder.scopes[0].statements), self.builder)
+        return stream_stores(body, self.builder, self.target)
 
     def _open_grid(self, axes: Sequence[Axis], items: list[Item]) -> None:
         if not axes:
@@ -350,10 +355,11 @@ class NestScheduler:
             with self._chunk_loop(axis, kind, lanes, lane):
                 self._point(items, at)
             return
-        for low, high in self.pieces(axis, items):
+        pieces = self.pieces(axis, items)
+        for low, high in pieces:
             loop = Axis(self.builder.name("j"), high - low)
             with self.builder.block(_closer(loop, kind, lanes, lane), {axis: low + loop}):
-                self._point(self._specialised(items, axis, low, high), at)
+                self._point(self._specialised(items, axis, low, high), at, even=len(pieces) == 1)
 
     def _tile(self, items: list[Item]) -> None:
         """The lanes of the program's own tile (tile mode)."""
@@ -364,15 +370,17 @@ class NestScheduler:
             self._point(items, self.last_loop.poly())
             self.builder.tile = None
 
-    def _point(self, items: list[Item], lane: Poly) -> None:
-        """Compute every item at the current point."""
+    def _point(self, items: list[Item], lane: Poly, even: bool = False) -> None:
+        """Compute every item at the current point. `even`: one strip over the vector axis feeds all lanes."""
         for item in items:
             if item.store is not None:
                 self.builder.store(item.store.buffer, item.store.index, item.values[0], item.store.region)
                 continue
             assert item.accumulator is not None
             operands = tuple(self.builder.emit(v) for v in item.values)
-            self.builder.add(Accumulate(item.accumulator, lane if item.accumulator.lanes > 1 else Poly.ZERO, operands))
+            at = lane if item.accumulator.lanes > 1 else Poly.ZERO
+            alone = even and item.reduce is not None and len(item.reduce.over) == 1
+            self.builder.add(Accumulate(item.accumulator, at, operands, alone))
         for value, kept in self.keeping.items():
             self.builder.add(WriteLocal(kept.local, self.builder.resolve(kept.index), self.builder.emit(value)))
 
