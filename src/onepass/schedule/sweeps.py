@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..analysis.access import estimate
+from ..analysis.access import estimate, flat_offset
 from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest, NestStore
+from ..analysis.nest import Nest, NestStore, provable
 from ..analysis.refine import polys_of
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
@@ -26,6 +26,7 @@ from ..ir.kernel import (
     GridAxis,
     Kernel,
     Let,
+    Local,
     Loop,
     Operand,
     Start,
@@ -135,8 +136,33 @@ class NestScheduler:
         if looped is None:
             self._scope(items, axes)
             return
+        self._gather_blocks(items, looped)
         with self._block_loop(looped, "sweep", self.layout.blocks[looped], self.starts[looped]):
             self._scope(items, axes)
+
+    def _gather_blocks(self, items: list[Item], looped: Axis) -> None:
+        """Loads contiguous along the looped axis are copied into scratch line by line, then read across.
+
+        Reading memory across its lines would touch every line of the block once per position of `looped`;
+        a large power-of-two stride would not even find them in cache again.
+        """
+        tiled = self.layout.tiled
+        assert tiled is not None
+        pitch = self.layout.blocks[looped] + 1  # odd, so that a column does not fall into one cache set
+        place = (tiled - self.starts[tiled]) * pitch + (looped - self.starts[looped])
+        for load in dict.fromkeys(e for i in items for v in i.values for e in postorder([v]) if isinstance(e, Load)):
+            along = flat_offset(load.buffer, load.index).coefficient(looped)
+            if along is None or along.constant not in (1, -1) or load.children or not provable(load.buffer, load.index):
+                continue
+            local = Local(self.builder.name("block"), load.dtype, self.layout.blocks[tiled] * pitch)
+            self.builder.locals.append(local)
+            with (
+                self._block_loop(tiled, "sweep", self.layout.blocks[tiled], self.starts[tiled]),
+                self._block_loop(looped, "tile", self.layout.blocks[looped], self.starts[looped]),
+            ):
+                value = self.builder.emit(load)
+                self.builder.add(WriteLocal(local, self.builder.resolve(place), value))
+            self.builder.here.kept[load] = Kept(local, place)
 
     def _block_loop(
         self, axis: Axis, kind: str, size: int, start: Poly, lanes: int = 1, lane: Axis | None = None
