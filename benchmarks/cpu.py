@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .report import markdown
-from .systems import SYSTEMS, compiled, facts, same_malloc
+from .systems import SYSTEMS, compiled, facts, same_environment
 from .workloads import WORKLOADS, Prepared, Workload, check_values
 
 ROUNDS = 9
@@ -121,7 +121,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = _arguments()
-    same_malloc("benchmarks.cpu")
+    same_environment("benchmarks.cpu")
     torch.set_num_threads(os.cpu_count() or 1)
     systems, workloads = arguments.systems.split(","), select(arguments.only)
     scale, rounds = (1 / 64, 3) if arguments.quick else (1.0, ROUNDS)

@@ -26,8 +26,8 @@ def _facts(result: dict[str, Any]) -> list[str]:
         f"{facts['memory_gib']} GiB, {facts['system']}; Python {facts['python']}, torch {facts['torch']}, "
         f"{facts['compiler']}; onepass {facts['onepass']}.",
         "",
-        f"Median of {result['rounds']} interleaved rounds, malloc settings "
-        f"{', '.join(f'`{k}={v}`' for k, v in facts['malloc'].items())}, transparent huge pages "
+        f"Median of {result['rounds']} interleaved rounds, the same environment for all: "
+        f"{', '.join(f'`{k}={v}`' for k, v in facts['environment'].items())}, transparent huge pages "
         f"`{facts['huge_pages']}`. Floor = each input read and each output written once at copy speed "
         f"({result['copy_bytes_per_second'] / 1e9:.1f} GB/s, measured in the same run)."
         + ("" if result["scale"] == 1 else f" QUICK RUN: sizes scaled by {result['scale']:.3g}, not a measurement."),

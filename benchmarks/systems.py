@@ -18,6 +18,10 @@ SYSTEMS = ("eager", "inductor", "onepass", "aot_eager")
 # Freed pages go back to the process, not to the kernel: otherwise page faults of fresh outputs
 # dominate every system alike.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(256 << 20)}
+# One thread per core for every system: left to itself the kernel may wake both threads on one core and
+# part them only at its next tick, so that every time is a multiple of 4 ms.
+THREADS = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
+ENVIRONMENT = {**MALLOC, **THREADS}
 
 
 def compiled(system: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,12 +37,12 @@ def compiled(system: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return result
 
 
-def same_malloc(module: str) -> None:
-    """Start `python -m module` again with the malloc settings, unless they are there already."""
-    if all(os.environ.get(name) == value for name, value in MALLOC.items()):
+def same_environment(module: str) -> None:
+    """Start `python -m module` again with the settings above, unless they are there already."""
+    if all(os.environ.get(name) == value for name, value in ENVIRONMENT.items()):
         return
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **MALLOC})
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ENVIRONMENT})
 
 
 def facts() -> dict[str, Any]:
@@ -55,7 +59,7 @@ def facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "compiler": _output_line(os.environ.get("CC", "cc"), "--version"),
         "onepass": _output_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
-        "malloc": MALLOC,
+        "environment": ENVIRONMENT,
     }
 
 

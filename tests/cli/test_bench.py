@@ -57,7 +57,7 @@ def _result() -> dict[str, Any]:
         ("date", "processor", "cores", "threads", "memory_gib", "system", "python", "torch", "compiler", "onepass"), "x"
     )
     return {
-        "facts": {**facts, "malloc": {}, "huge_pages": "never"},
+        "facts": {**facts, "environment": {}, "huge_pages": "never"},
         "rounds": 9,
         "scale": 1.0,
         "copy_bytes_per_second": 1e10,
