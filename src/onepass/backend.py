@@ -71,7 +71,7 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
     if direction == "forward":
         compiled.record.saved_bytes = graph.meta.get(SAVED_BYTES, 0)
     _publish(compiled.record)
-    return compiled.executable.call
+    return compiled.call
 
 
 def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[[list[Any]], Any]:

@@ -5,7 +5,9 @@ A hit loads the stored host program and machine code; the compiler itself is not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -26,14 +28,14 @@ from .runtime.toolchain import PRELUDE_FOLDER, Toolchain, find_toolchain
 class Compiled:
     """A graph ready to run, and the story of how it became so."""
 
-    executable: Executable
+    call: Callable[[list[Any]], Any]
     record: CompileRecord
 
 
 def compile_graph(graph: GraphModule, target: Target, options: Options, direction: str) -> Compiled:
     """Compile one AOTAutograd graph, or take it from the cache."""
     toolchain = find_toolchain(PRELUDE_FOLDER)
-    cache = default_cache() if options.cache else None
+    cache = default_cache() if options.cache and options.debug < 5 else None  # 5 checks, and stores nothing
     key = graph_fingerprint(graph, f"{options.code_key()} {target} {direction} {toolchain.fingerprint()}")
     constants = graph_constants(graph)
     if cache is not None and key is not None and (found := load_graph(cache, key, constants)) is not None:
@@ -47,8 +49,10 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
     from .pipeline import compile_entry  # here, because a hit does without
 
     record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
-    entry = compile_entry(graph, target, options, record)
+    entry, wrapper = compile_entry(graph, target, options, record)
     compiled = _build(entry, record, toolchain, cache)
+    if wrapper is not None:
+        compiled = replace(compiled, call=wrapper(compiled.call))
     if cache is not None and key is not None:
         save_graph(cache, key, entry, constants)
     return compiled
@@ -58,4 +62,4 @@ def _build(entry: GraphEntry, record: CompileRecord, toolchain: Toolchain, cache
     with stage(record, "build"):
         kernels = build_kernels(entry.kernels, toolchain, cache, build_progress())
         executable = Executable(entry.host, kernels)
-    return Compiled(executable, record)
+    return Compiled(executable.call, record)

@@ -53,6 +53,19 @@ class KernelBuildError(OnepassError):
         )
 
 
+class KernelMismatch(OnepassError):
+    """A kernel's result differs from the reference interpreter's (ONEPASS_DEBUG=5)."""
+
+    def __init__(
+        self, buffer: str, operations: str, wrong: int, total: int, place: tuple[int, ...], got: object, want: object
+    ) -> None:
+        super().__init__(
+            f"the kernel that stores {buffer} ({operations}) differs from the reference in {wrong} of {total} "
+            "elements, "
+            f"first at {list(place)}: {got}, expected {want}. Please report it with what ONEPASS_DUMP writes."
+        )
+
+
 class VerifyError(OnepassError):
     """A stage produced something illegal: a bug in onepass, named with the statement."""
 

@@ -6,10 +6,14 @@ caching the result is `compilation.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 from torch.fx import GraphModule
 
 from .codegen.c import emit_c
 from .codegen.host import emit_host
+from .explain.checking import checked, observed
 from .explain.debug import report_stage
 from .explain.measure import measure
 from .ir.kernel import Kernel, ScheduledGroup
@@ -26,9 +30,15 @@ from .planner.plan import plan_fusion
 from .runtime.entries import GraphEntry
 from .schedule.group import schedule_group
 
+CHECK_LEVEL = 5  # of the debug ladder
+Call: TypeAlias = Callable[[list[Any]], Any]
+Wrapper: TypeAlias = Callable[[Call], Call]
 
-def compile_entry(graph: GraphModule, target: Target, options: Options, record: CompileRecord) -> GraphEntry:
-    """What a graph becomes, ready to be built; `record` receives the story."""
+
+def compile_entry(
+    graph: GraphModule, target: Target, options: Options, record: CompileRecord
+) -> tuple[GraphEntry, Wrapper | None]:
+    """What a graph becomes, ready to be built, and what to wrap around its call, if it is to be checked."""
     with stage(record, "lower"):
         program = lower_graph(graph, precision=options.precision, strict=options.strict)
         verify_program(program)
@@ -45,10 +55,14 @@ def compile_entry(graph: GraphModule, target: Target, options: Options, record: 
             verify_kernel(kernel)
     with stage(record, "emit"):
         sources, numbers = _emit(kernels)
-        host = emit_host(program, plan, scheduled, numbers)
+        watched = observed(program, plan) if options.debug >= CHECK_LEVEL else program
+        host = emit_host(watched, plan, scheduled, numbers)
     measure(record, program, plan, scheduled, {k: sources[n] for k, n in numbers.items()}, target)
     report_stage(options, record)
-    return GraphEntry(host, tuple(sources), record, node_names(graph))
+    entry = GraphEntry(host, tuple(sources), record, node_names(graph))
+    if options.debug < CHECK_LEVEL:
+        return entry, None
+    return entry, lambda call: checked(call, program, plan)
 
 
 def _emit(kernels: list[Kernel]) -> tuple[list[KernelSource], dict[Kernel, int]]:

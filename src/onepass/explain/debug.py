@@ -1,7 +1,7 @@
 """The debug ladder: ONEPASS_DEBUG=1..5 prints, ONEPASS_DUMP=folder writes every stage as files.
 
 1 one line per graph, 2 every decision, 3 program and plan, 4 sources, 5 also checks each kernel
-against the reference interpreter (see `onepass.checking`).
+against the reference interpreter (`checking.py`).
 """
 
 from __future__ import annotations

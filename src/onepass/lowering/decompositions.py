@@ -48,6 +48,7 @@ _WHOLE = (
     aten.mv.default,
     aten.dot.default,
     aten.vdot.default,
+    aten.take.default,  # torch's form calls .item() on a 0-d index
     aten.index_add.default,
     aten.index_copy.default,
     aten.index_fill.int_Scalar,
