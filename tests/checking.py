@@ -41,13 +41,13 @@ def backend_callable(name: str = BACKEND) -> Compiler:
     return compiler
 
 
-def compiled(function: Function, **settings: Any) -> Function:
+def compiled(function: Function, backend: str = BACKEND, **settings: Any) -> Function:
     """torch.compile with the backend under test; internal errors are raised, not hidden by falling back."""
-    if BACKEND == "onepass":
+    if backend == "onepass":
         import onepass  # noqa: F401
 
         settings.setdefault("options", {"strict": True})
-    result: Function = torch.compile(function, backend=BACKEND, **settings)
+    result: Function = torch.compile(function, backend=backend, **settings)
     return result
 
 

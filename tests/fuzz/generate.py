@@ -19,6 +19,7 @@ from .program import Program, Statement, namespace
 
 LARGEST = 1e3  # magnitude of a value
 SMALL = 20_000  # elements of an ordinary input
+REFUSED = (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError)  # eager says no to the statement
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 33, 64, 97)
 WIDTHS = ("f32", "f32", "f32", "f32", "bf16", "f16", "f64", "i64", "i32", "u8", "b8")
 
@@ -181,11 +182,12 @@ def _try_statement(state: State) -> None:
         return
     try:
         _run(state, statement)
-    except (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError):
+        sound = _moderate(state.narrow[name]) and _aliases_alike(state, name)
+    except REFUSED:
+        sound = False
+    if not sound:
         state.narrow.pop(name, None)
         state.wide.pop(name, None)
-        return
-    if not _moderate(state.narrow[name]) or not _aliases_alike(state, name):
         return
     state.body.append(statement)
     state.exact[name] = exact and proposal.kind != "smooth" and _equal(state, name)
@@ -197,9 +199,10 @@ def _try_update(state: State, statement: Statement, written: str, exact: bool) -
     trial = _twin(state)
     try:
         _run(trial, statement)
-    except (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError):
-        return
-    if not all(_moderate(trial.narrow[n]) for n in state.exact):
+        sound = all(_moderate(trial.narrow[n]) for n in state.exact)
+    except REFUSED:
+        sound = False
+    if not sound:
         return
     _run(state, statement)
     state.body.append(statement)
