@@ -7,25 +7,32 @@ Invariant: reduction axes are renamed per define, so no substitution can capture
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
+from ..errors import VerifyError
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder, rewrite, substitute_axes
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define
 
 
 def rename_bound(define: Define) -> Expr:
-    """The define's value with reduction axes named after its buffer."""
-    bound = {a for e in postorder([define.value]) if isinstance(e, Reduce) for a in e.over}
-    if not bound:
+    """The define's value with reduction axes named after their reduction: equal reductions stay equal."""
+    names: dict[Axis, Poly] = {}
+    owners: dict[Reduce, tuple[Axis, ...]] = {}
+    for e in postorder([define.value]):
+        if isinstance(e, Reduce):
+            owners[e] = tuple(Axis(f"{a.name}.{e.serial}", a.extent) for a in e.over)
+            names |= {a: n.poly() for a, n in zip(e.over, owners[e], strict=True)}
+    if not names:
         return define.value
-    names = {a: Axis(f"{define.buffer.name}.{a.name}", a.extent) for a in bound}
+    if len(owners) > 1:
+        raise VerifyError(f"{define.buffer!r} holds more than one reduction")
+    (over,) = owners.values()
 
     def rename(e: Expr) -> Expr | None:
-        if isinstance(e, Reduce):
-            return Reduce(e.monoid, e.inputs, tuple(names.get(a, a) for a in e.over))
-        return None
+        return Reduce(e.monoid, e.inputs, over) if isinstance(e, Reduce) else None
 
-    return rewrite(define.value, rename, {a: n.poly() for a, n in names.items()})
+    return rewrite(define.value, rename, names)
 
 
 class Inliner:
@@ -34,11 +41,16 @@ class Inliner:
     `stored` buffers are written by this kernel: their readers inside it see the rounded value.
     """
 
-    def __init__(self, defines: Mapping[Buffer, Define], stored: Iterable[Buffer] = ()) -> None:
+    def __init__(
+        self,
+        defines: Mapping[Buffer, Define],
+        stored: Iterable[Buffer] = (),
+        memo: dict[tuple[object, ...], Expr] | None = None,
+    ) -> None:
         self.defines = defines
         self.stored = frozenset(stored)
+        self._memo = {} if memo is None else memo  # expansions of other groups that may be equal
         self._values: dict[Buffer, Expr] = {}
-        self._reduces: dict[Reduce, Reduce] = {}
 
     def value(self, buffer: Buffer) -> Expr:
         """The value of a buffer over its define's own axes."""
@@ -61,9 +73,14 @@ class Inliner:
         return list(order)
 
     def _expand(self, define: Define) -> Expr:
+        inlined = [b for b in loaded(define.value) if b in self.defines]
+        key = (define, *((b, self._values[b], b in self.stored) for b in inlined))
+        if key not in self._memo:
+            self._memo[key] = self._inline(define)
+        return self._memo[key]
+
+    def _inline(self, define: Define) -> Expr:
         def inline(e: Expr) -> Expr | None:
-            if isinstance(e, Reduce):
-                return self._shared(e)
             if not isinstance(e, Load) or e.buffer not in self.defines:
                 return None
             producer = self.defines[e.buffer]
@@ -71,13 +88,6 @@ class Inliner:
             return exact(value) if e.buffer in self.stored else value
 
         return rewrite(rename_bound(define), inline)
-
-    def _shared(self, reduce: Reduce) -> Reduce:
-        """The first reduction met that computes the same: it differs in nothing but its axes' names."""
-        names = {a: Axis(f"r{k}", a.extent) for k, a in enumerate(reduce.over)}
-        mapping = {a: n.poly() for a, n in names.items()}
-        inputs = tuple(rewrite(i, lambda e: None, mapping) for i in reduce.inputs)
-        return self._reduces.setdefault(Reduce(reduce.monoid, inputs, tuple(names.values())), reduce)
 
 
 def exact(value: Expr) -> Expr:
@@ -87,6 +97,7 @@ def exact(value: Expr) -> Expr:
     return value
 
 
+@lru_cache(maxsize=8192)
 def loaded(value: Expr) -> tuple[Buffer, ...]:
     """Buffers an expression reads, in order of first appearance."""
     return tuple(dict.fromkeys(e.buffer for e in postorder([value]) if isinstance(e, Load)))

@@ -508,24 +508,25 @@ OP int64_t op_index_remainder(int64_t a, int64_t b) { const int64_t r = a % b; r
 OP_LOSSLESS(float, f32)
 OP_LOSSLESS(double, f64)
 
-/* Write `bytes` (a multiple of 64) past the caches where the place is a line's start, else as usual. */
+/* Write `bytes` (a multiple of 64) past the caches where the place is a line's start, else as usual.
+   Builtins, because <immintrin.h> would double the time every kernel takes to compile. */
+typedef long long op_words __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define OP_STREAM(to, words) __builtin_nontemporal_store(words, (op_words *)(to))
+#define OP_STREAM_END() __builtin_ia32_sfence()
+#elif defined(__x86_64__)
+#define OP_STREAM(to, words) __builtin_ia32_movntdq((op_words *)(to), words)
+#define OP_STREAM_END() __builtin_ia32_sfence()
+#endif
 #if defined(__x86_64__)
-#include <immintrin.h>
 OP void op_stream(void *to, const void *from, int64_t bytes) {
   if (((uintptr_t)to & 63) != 0) {
     __builtin_memcpy(to, from, bytes);
     return;
   }
-  for (int64_t at = 0; at < bytes; at += 64) {
-#if defined(__AVX512F__)
-    _mm512_stream_si512((__m512i *)((char *)to + at), _mm512_load_si512((const char *)from + at));
-#else
-    for (int64_t part = at; part < at + 64; part += 16)
-      _mm_stream_si128((__m128i *)((char *)to + part), _mm_load_si128((const __m128i *)((const char *)from + part)));
-#endif
-  }
+  for (int64_t at = 0; at < bytes; at += 16) OP_STREAM((char *)to + at, *(const op_words *)((const char *)from + at));
 }
-OP void op_stream_end(void) { _mm_sfence(); }
+OP void op_stream_end(void) { OP_STREAM_END(); }
 #else
 OP void op_stream(void *to, const void *from, int64_t bytes) { __builtin_memcpy(to, from, bytes); }
 OP void op_stream_end(void) {}

@@ -31,6 +31,8 @@ class Target:
     streamed_bytes: int = 1 << 62  # outputs from this size on bypass the caches
     buffers_per_kernel: int = 48
     operations_per_kernel: int = 600
+    members_per_kernel: int = 64  # operations of the program: what one compilation of a kernel can bear
+    live_values: int = 256  # values alive at once in one kernel
 
 
 def _cpu() -> Target:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..analysis.access import RANDOM_COST, estimate, load_bytes, storage_bytes
 from ..analysis.nest import Nest, opened
-from ..ir.expr import Load, Pointwise, Random, Reduce, postorder
+from ..ir.expr import Const, Expr, Index, Load, Pointwise, Random, Reduce, postorder
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
 from ..ir.poly import Axis
@@ -30,6 +30,7 @@ class Cost:
     launches: int
     buffers: int
     nodes: int
+    live: int  # values alive at once
     time_us: float
 
 
@@ -38,7 +39,8 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     outer = frozenset(nest.outer)
     reads: dict[Buffer, int] = {}
     operations, nodes = 0.0, 0
-    for e in postorder(opened(nest)):
+    opened_values = opened(nest)
+    for e in postorder(opened_values):
         nodes += 1
         match e:
             case Load():
@@ -53,7 +55,23 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     launches = 2 if nest.split is not None else 1
     buffers = len(reads) + len(nest.stores)
     time_us = predict_us(sum(reads.values()) + written, operations, launches, target)
-    return Cost(sum(reads.values()), written, operations, launches, buffers, nodes, time_us)
+    live = live_values(opened_values)
+    return Cost(sum(reads.values()), written, operations, launches, buffers, nodes, live, time_us)
+
+
+def live_values(values: list[Expr]) -> int:
+    """The most values alive at once when computed in order: the register estimate."""
+    order = [e for e in postorder(values) if not isinstance(e, Const | Index)]
+    last = {c: k for k, e in enumerate(order) for c in e.children}
+    dying: dict[int, int] = {}
+    for k in last.values():
+        dying[k] = dying.get(k, 0) + 1
+    alive = most = 0
+    for k, e in enumerate(order):
+        alive += 1
+        most = max(most, alive)
+        alive -= dying.get(k, 0) + (e not in last)
+    return most
 
 
 def predict_us(moved_bytes: int, operations: float, launches: int, target: Target) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..analysis.inline import Inliner, loaded
+from ..ir.expr import Expr
 from ..ir.plan import Store
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Update, View
 
@@ -28,6 +29,7 @@ class GroupGraph:
         self.required: set[Buffer] = set()  # must exist in memory: outputs, externs' arguments, updates
         self.reads: dict[Define, tuple[Buffer, ...]] = {}
         self.span: dict[int, tuple[int, int]] = {}
+        self.memo: dict[tuple[object, ...], Expr] = {}
         self.positions = {s: k for k, s in enumerate(program.statements) if isinstance(s, Define)}
         self._read_program(program)
 
@@ -147,7 +149,7 @@ class GroupGraph:
     def stores(self, members: list[Define], group: frozenset[int]) -> tuple[Store, ...]:
         """The stores of a group made of these members, everything else inlined."""
         stored = self.stored(members, group)
-        inliner = Inliner({d.buffer: d for d in members}, (d.buffer for d in stored))
+        inliner = Inliner({d.buffer: d for d in members}, (d.buffer for d in stored), self.memo)
         return tuple(Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored)
 
 

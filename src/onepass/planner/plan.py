@@ -62,7 +62,7 @@ class Planner:
         """The one legality function: nest, buffers, size."""
         stores = self.graph.stores(members, group)
         if not stores:
-            return Verdict(Cost(0, 0, 0.0, 0, 0, 0, 0.0), "nothing is stored")
+            return Verdict(Cost(0, 0, 0.0, 0, 0, 0, 0, 0.0), "nothing is stored")
         devices = {s.buffer.device for s in stores}
         if len(devices) > 1:
             return Verdict(None, f"on different devices: {', '.join(sorted(devices))}")
@@ -74,6 +74,8 @@ class Planner:
         cost = nest_cost(nest, self.target)
         if cost.buffers > self.target.buffers_per_kernel:
             return Verdict(None, f"{cost.buffers} buffers, limit {self.target.buffers_per_kernel}")
+        if cost.live > self.target.live_values:
+            return Verdict(None, f"{cost.live} values alive at once, limit {self.target.live_values}")
         if cost.nodes > self.target.operations_per_kernel:
             return Verdict(None, f"{cost.nodes} operations, limit {self.target.operations_per_kernel}")
         return Verdict(cost, "")
@@ -101,7 +103,7 @@ class Planner:
             if user not in self.graph.members or user == number or self.reduces(number):
                 continue
             size = sizes.get(number, 1) + sizes.get(user, 1)
-            if size > self.target.operations_per_kernel // 8 or not self._reads_once(define, user):
+            if size > self.target.members_per_kernel or not self._reads_once(define, user):
                 continue
             if self._device(number) != self._device(user):
                 continue
@@ -209,6 +211,9 @@ class Planner:
             return self._decide(a, b, kind, False, "another step lies between them", 0.0, 0)
         if kind == "sibling" and graph.connected(a, b):
             return False
+        if (count := len(graph.members[a]) + len(graph.members[b])) > self.target.members_per_kernel:
+            limit = self.target.members_per_kernel
+            return self._decide(a, b, kind, False, f"{count} operations in one kernel, limit {limit}", 0.0, 0)
         before_a, before_b = self.cost(a), self.cost(b)
         members = sorted([*graph.members[a], *graph.members[b]], key=graph.order)
         verdict = self.consider(members, frozenset((a, b)))
