@@ -23,6 +23,7 @@ from ..ir.program import Define, Extern, Program
 from ..ir.target import Target
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
+from .memory import eager_peak, plan_peak
 from .storage import place_updates
 
 CHEAP_COST = 6.0  # recomputing less than this per element beats a trip through memory
@@ -48,13 +49,25 @@ class Planner:
         self.has_reduction: dict[int, bool] = {}
 
     def run(self) -> FusionPlan:
-        if self.options.fuse:
-            self.fuse_chains()
-            self.fuse_by_gain()
-            self.recompute()
-        steps = self.steps()
+        steps = self.fused_steps(siblings=True)
+        limit, needed = eager_peak(self.program), plan_peak(self.program, steps)
+        if needed > limit:
+            # Siblings joined early keep their results alive together: plan again without joining them.
+            self.graph, self.costs, self.has_reduction = GroupGraph(self.program), {}, {}
+            self.decisions = [
+                Decision("plan", "plan", "sibling", False, f"{needed} bytes at the peak, eager needs {limit}", 0.0, 0)
+            ]
+            steps = self.fused_steps(siblings=False)
         in_place, copies, notes = place_updates(self.program, steps)
         return FusionPlan(steps, (*self.decisions, *notes), in_place, copies)
+
+    def fused_steps(self, siblings: bool) -> tuple[Group | Extern, ...]:
+        """The steps after all fusions that gain."""
+        if self.options.fuse:
+            self.fuse_chains()
+            self.fuse_by_gain(siblings)
+            self.recompute()
+        return self.steps()
 
     # --- legality ---
 
@@ -140,7 +153,7 @@ class Planner:
 
     # --- the queue ---
 
-    def fuse_by_gain(self) -> None:
+    def fuse_by_gain(self, siblings: bool) -> None:
         """Merge the pair with the largest predicted gain until none is left."""
         queue: list[tuple[float, int, int, int, int, int]] = []
         ticket = itertools.count()
@@ -153,7 +166,7 @@ class Planner:
                 heapq.heappush(queue, (-gain, next(ticket), a, b, version[a], version[b]))
 
         for a in list(self.graph.members):
-            for b in self._partners(a):
+            for b in self._partners(a, siblings):
                 if a < b:
                     push(a, b)
         while queue:
@@ -168,13 +181,15 @@ class Planner:
                 continue
             version[a] += 1
             version.pop(b, None)
-            for c in self._partners(a):
+            for c in self._partners(a, siblings):
                 push(min(a, c), max(a, c))
 
-    def _partners(self, a: int) -> list[int]:
+    def _partners(self, a: int, siblings: bool) -> list[int]:
         """Groups joined to `a` by an edge, and the nearest ones that read what it reads."""
         graph = self.graph
         found = {n for n in (*graph.successors[a], *graph.predecessors[a]) if n in graph.members}
+        if not siblings:
+            return sorted(found)
         for d in graph.members[a]:
             for buffer in graph.reads[d]:
                 users = graph.consumers.get(buffer, set())
