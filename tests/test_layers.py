@@ -10,7 +10,16 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onepass"
 STAGES = {"lowering", "autograd", "planner", "schedule", "codegen", "runtime"}
-RANK = {"errors": 0, "ir": 1, "analysis": 2, **dict.fromkeys(STAGES, 3), "explain": 4, "pipeline": 5, "compilation": 6, "backend": 7}
+RANK = {
+    "errors": 0,
+    "ir": 1,
+    "analysis": 2,
+    **dict.fromkeys(STAGES, 3),
+    "explain": 4,
+    "pipeline": 5,
+    "compilation": 6,
+    "backend": 7,
+}
 TOP = 8  # the package itself, the command line, the demo: may import everything
 PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in ("autograd", "lowering", "runtime"))}
 
