@@ -7,6 +7,7 @@ Invariant: reduction axes are renamed per define, so no substitution can capture
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..errors import VerifyError
@@ -15,13 +16,19 @@ from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define
 
 
-def rename_bound(define: Define) -> Expr:
-    """The define's value with reduction axes named after their reduction: equal reductions stay equal."""
+def rename_bound(define: Define, owner_of: dict[int, Reduce]) -> Expr:
+    """The define's value with reduction axes named after their reduction: equal reductions stay equal.
+
+    `owner_of` remembers whose number is whose: two reductions never share one.
+    """
     names: dict[Axis, Poly] = {}
     owners: dict[Reduce, tuple[Axis, ...]] = {}
     for e in postorder([define.value]):
         if isinstance(e, Reduce):
-            owners[e] = tuple(Axis(f"{a.name}.{e.serial}", a.extent) for a in e.over)
+            number = e.order
+            while owner_of.setdefault(number, e) is not e:
+                number += 1
+            owners[e] = tuple(Axis(f"{a.name}.{number}", a.extent) for a in e.over)
             names |= {a: n.poly() for a, n in zip(e.over, owners[e], strict=True)}
     if not names:
         return define.value
@@ -35,6 +42,14 @@ def rename_bound(define: Define) -> Expr:
     return rewrite(define.value, rename, names)
 
 
+@dataclass(slots=True)
+class Memo:
+    """What the inliners of one planning run share: expansions met before, and reductions by number."""
+
+    values: dict[tuple[object, ...], Expr] = field(default_factory=dict)
+    owner_of: dict[int, Reduce] = field(default_factory=dict)
+
+
 class Inliner:
     """Inlined values of the defines in one kernel.
 
@@ -45,11 +60,11 @@ class Inliner:
         self,
         defines: Mapping[Buffer, Define],
         stored: Iterable[Buffer] = (),
-        memo: dict[tuple[object, ...], Expr] | None = None,
+        memo: Memo | None = None,
     ) -> None:
         self.defines = defines
         self.stored = frozenset(stored)
-        self._memo = {} if memo is None else memo  # expansions of other groups that may be equal
+        self._memo = Memo() if memo is None else memo
         self._values: dict[Buffer, Expr] = {}
 
     def value(self, buffer: Buffer) -> Expr:
@@ -75,9 +90,9 @@ class Inliner:
     def _expand(self, define: Define) -> Expr:
         inlined = [b for b in loaded(define.value) if b in self.defines]
         key = (define, *((b, self._values[b], b in self.stored) for b in inlined))
-        if key not in self._memo:
-            self._memo[key] = self._inline(define)
-        return self._memo[key]
+        if key not in self._memo.values:
+            self._memo.values[key] = self._inline(define)
+        return self._memo.values[key]
 
     def _inline(self, define: Define) -> Expr:
         def inline(e: Expr) -> Expr | None:
@@ -87,7 +102,7 @@ class Inliner:
             value = substitute_axes(self._values[e.buffer], dict(zip(producer.dimensions, e.index, strict=True)))
             return exact(value) if e.buffer in self.stored else value
 
-        return rewrite(rename_bound(define), inline)
+        return rewrite(rename_bound(define, self._memo.owner_of), inline)
 
 
 def exact(value: Expr) -> Expr:

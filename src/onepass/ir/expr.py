@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,17 @@ _NO_AXES: frozenset[Axis] = frozenset()
 class Expr(metaclass=Interned):
     """A scalar value at a point of its free axes."""
 
-    __slots__ = ("__weakref__", "axes", "children", "dtype", "serial")
+    __slots__ = ("__weakref__", "axes", "children", "dtype", "order", "serial")
     dtype: DType
     axes: frozenset[Axis]
     children: tuple[Expr, ...]
     serial: int
+    order: int  # the same in every process: what commutative operands are sorted by
 
-    def _set(self, dtype: DType, axes: frozenset[Axis], children: tuple[Expr, ...]) -> None:
+    def _set(self, dtype: DType, axes: frozenset[Axis], children: tuple[Expr, ...], own: object) -> None:
         self.dtype, self.axes, self.children, self.serial = dtype, axes, children, next(_serial)
+        text = f"{type(self).__name__} {dtype.value} {own} {[c.order for c in children]}"
+        self.order = zlib.crc32(text.encode())
 
     def __repr__(self) -> str:
         from .printer import print_expr
@@ -51,7 +55,7 @@ class Const(Expr):
 
     def __init__(self, dtype: DType, payload: str) -> None:
         self.payload = payload
-        self._set(dtype, _NO_AXES, ())
+        self._set(dtype, _NO_AXES, (), payload)
 
     @property
     def value(self) -> float | int | bool:
@@ -68,7 +72,7 @@ class Load(Expr):
     def __init__(self, buffer: Buffer, index: tuple[Poly, ...]) -> None:
         self.buffer, self.index = buffer, index
         values = tuple(dict.fromkeys(i.value for p in index for i in p.indirects()))
-        self._set(buffer.dtype, _union(p.axes for p in index), values)
+        self._set(buffer.dtype, _union(p.axes for p in index), values, (buffer.name, index))
 
 
 class Index(Expr):
@@ -78,7 +82,7 @@ class Index(Expr):
 
     def __init__(self, poly: Poly) -> None:
         self.poly = poly
-        self._set(DType.I64, poly.axes, tuple(i.value for i in poly.indirects()))
+        self._set(DType.I64, poly.axes, tuple(i.value for i in poly.indirects()), poly)
 
 
 class Pointwise(Expr):
@@ -88,7 +92,7 @@ class Pointwise(Expr):
 
     def __init__(self, op: str, args: tuple[Expr, ...], dtype: DType) -> None:
         self.op, self.args = op, args
-        self._set(dtype, _union(a.axes for a in args), args)
+        self._set(dtype, _union(a.axes for a in args), args, op)
 
 
 class Reduce(Expr):
@@ -99,7 +103,7 @@ class Reduce(Expr):
     def __init__(self, monoid: str, inputs: tuple[Expr, ...], over: tuple[Axis, ...]) -> None:
         assert len(inputs) == MONOIDS[monoid].inputs
         self.monoid, self.inputs, self.over = monoid, inputs, over
-        self._set(inputs[0].dtype, _union(i.axes for i in inputs) - frozenset(over), inputs)
+        self._set(inputs[0].dtype, _union(i.axes for i in inputs) - frozenset(over), inputs, (monoid, len(over)))
 
     @property
     def part_dtypes(self) -> tuple[DType, ...]:
@@ -113,7 +117,7 @@ class Scan(Expr):
 
     def __init__(self, monoid: str, inputs: tuple[Expr, ...], over: Axis, at: Poly) -> None:
         self.monoid, self.inputs, self.over, self.at = monoid, inputs, over, at
-        self._set(inputs[0].dtype, (_union(i.axes for i in inputs) - {over}) | at.axes, inputs)
+        self._set(inputs[0].dtype, (_union(i.axes for i in inputs) - {over}) | at.axes, inputs, (monoid, at))
 
 
 class Part(Expr):
@@ -124,7 +128,7 @@ class Part(Expr):
     def __init__(self, source: Reduce | Scan, index: int) -> None:
         self.source, self.index = source, index
         dtypes = part_dtypes(source.monoid, tuple(i.dtype for i in source.inputs))
-        self._set(dtypes[index], source.axes, (source,))
+        self._set(dtypes[index], source.axes, (source,), index)
 
 
 class Random(Expr):
@@ -134,7 +138,7 @@ class Random(Expr):
 
     def __init__(self, seed: Expr, index: Poly, stream: int) -> None:
         self.seed, self.index, self.stream = seed, index, stream
-        self._set(DType.U32, seed.axes | index.axes, (seed, *(i.value for i in index.indirects())))
+        self._set(DType.U32, seed.axes | index.axes, (seed, *(i.value for i in index.indirects())), (stream, index))
 
 
 def _union(sets: Iterable[frozenset[Axis]]) -> frozenset[Axis]:
@@ -185,7 +189,7 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return args[1] if args[0].value else args[2]
         case "where" if args[1] is args[2]:
             return args[1]
-    if info.commutative and args[1].serial < args[0].serial:
+    if info.commutative and args[1].order < args[0].order:
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
 

@@ -105,7 +105,7 @@ class Indirect(Atom):
 
     def __init__(self, value: Expr) -> None:
         self.value = value
-        self.key = f"[v{value.serial}]"
+        self.key = f"[v{value.order}]"
 
 
 class Poly(metaclass=Interned):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..analysis.inline import Inliner, loaded
-from ..ir.expr import Expr
+from ..analysis.inline import Inliner, Memo, loaded
 from ..ir.plan import Store
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Update, View
 
@@ -29,7 +28,7 @@ class GroupGraph:
         self.required: set[Buffer] = set()  # must exist in memory: outputs, externs' arguments, updates
         self.reads: dict[Define, tuple[Buffer, ...]] = {}
         self.span: dict[int, tuple[int, int]] = {}
-        self.memo: dict[tuple[object, ...], Expr] = {}
+        self.memo = Memo()
         self.positions = {s: k for k, s in enumerate(program.statements) if isinstance(s, Define)}
         self._read_program(program)
 
