@@ -41,7 +41,7 @@ check: $(STAMP)
 	$(BIN)/python tools/budget.py
 
 golden: $(STAMP)
-	$(BIN)/python -m pytest -q --update-golden tests/golden
+	$(BIN)/python -m pytest -q --update-golden tests/golden tests/docs
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --n $(N) --seed $(SEED) --workers $(WORKERS)

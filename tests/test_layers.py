@@ -1,4 +1,4 @@
-"""The import rule: ir < analysis < the stages < explain < pipeline < compilation < backend; stages do not import each other."""
+"""The import rule: ir < analysis < stages < explain < pipeline < compilation < backend; stages stay apart."""
 
 from __future__ import annotations
 

@@ -103,7 +103,9 @@ def samples(name: str, dtype: torch.dtype, seed: int) -> Iterator[Case]:
 
 
 def some_samples(name: str, dtype: torch.dtype, seed: int, count: int) -> list[Case]:
-    """The first sample and others drawn by the seed: the first is the ordinary use, the rest corners."""
+    """Samples drawn by the seed; where there is room for two, the first is the database's first: the ordinary use."""
     found = list(itertools.islice(samples(name, dtype, seed), 40))
-    rest = random.Random(f"{seed} {name} {dtype}").sample(found[1:], min(count - 1, max(len(found) - 1, 0)))
-    return found[:1] + rest
+    rng = random.Random(f"{seed} {name} {dtype}")
+    if count == 1 or len(found) <= count:
+        return rng.sample(found, min(count, len(found)))
+    return found[:1] + rng.sample(found[1:], count - 1)

@@ -141,5 +141,7 @@ def _compare_layout(case: Case, ours: Run, eager: Run, training: bool) -> None:
 
 
 def _line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160] if text else ''}"
+    """The first line of an error, and of a failed build what the C compiler said."""
+    lines = str(error).strip().splitlines() or [""]
+    said = [line.strip() for line in lines[1:] if "error:" in line][:2]
+    return f"{type(error).__name__}: {' | '.join([lines[0][:160], *said])}"

@@ -23,7 +23,7 @@ def wrong(change: Callable[[torch.Tensor], torch.Tensor]) -> Compiler:
 
 
 def check(name: str, dtype: torch.dtype, compiler: Compiler) -> None:
-    check_case(some_samples(name, dtype, 0, 1)[0], compiler, training=True)
+    check_case(some_samples(name, dtype, 0, 2)[0], compiler, training=True)
 
 
 def test_right_backend_passes() -> None:
