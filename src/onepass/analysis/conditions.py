@@ -79,8 +79,13 @@ def ordered(points: set[Poly], extent: Poly) -> list[Poly] | None:
     return [Poly.ZERO, *result, extent]
 
 
-def specialise(values: tuple[Expr, ...], bindings: Mapping[Axis, Poly]) -> tuple[Expr, ...]:
-    """Fold the comparisons that the bound axes' ranges decide, and what hangs on them."""
+def specialise(
+    values: tuple[Expr, ...], bindings: Mapping[Axis, Poly], finished: Iterable[Expr] = ()
+) -> tuple[Expr, ...]:
+    """Fold the comparisons that the bound axes' ranges decide, and what hangs on them.
+
+    `finished` reductions have been computed as they are and stay so.
+    """
     if not has_conditions(values):
         return values
 
@@ -97,7 +102,7 @@ def specialise(values: tuple[Expr, ...], bindings: Mapping[Axis, Poly]) -> tuple
             return pointwise("where", *e.args, dtype=e.dtype)
         return None
 
-    memo: dict[Expr, Expr] = {}
+    memo: dict[Expr, Expr] = {r: r for r in finished}
     return tuple(rewrite(v, fold, None, memo) for v in values)
 
 

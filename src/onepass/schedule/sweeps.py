@@ -152,7 +152,8 @@ class NestScheduler:
         place = (tiled - self.starts[tiled]) * pitch + (looped - self.starts[looped])
         for load in dict.fromkeys(e for i in items for v in i.values for e in postorder([v]) if isinstance(e, Load)):
             along = flat_offset(load.buffer, load.index).coefficient(looped)
-            if along is None or along.constant not in (1, -1) or load.children or not provable(load.buffer, load.index):
+            whole = {tiled, looped} <= load.axes and not load.children and provable(load.buffer, load.index)
+            if not whole or along is None or along.constant not in (1, -1):
                 continue
             local = Local(self.builder.name("block"), load.dtype, self.layout.blocks[tiled] * pitch)
             self.builder.locals.append(local)
@@ -346,11 +347,12 @@ class NestScheduler:
     def _specialised(self, items: list[Item], axis: Axis, low: Poly, high: Poly) -> list[Item]:
         """Items with decided conditions folded; stores whose region excludes this piece dropped."""
         bindings = self.builder.bound()
+        finished = [r for scope in self.builder.scopes for r in scope.parts]
         kept: list[Item] = []
         for item in items:
             if item.store is not None and not _inside(item.store, axis, low, high):
                 continue
-            kept.append(replace(item, values=specialise(item.values, bindings)))
+            kept.append(replace(item, values=specialise(item.values, bindings, finished)))
         return kept
 
     def _open_loops(self, axes: Sequence[Axis], items: list[Item], then: Callable[[list[Item]], None]) -> None:

@@ -1,0 +1,101 @@
+"""Schedules by what they do: values against eager and float64, and the form the kernel has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import onepass
+from onepass.errors import KernelMismatch
+
+STRICT = {"strict": True}
+
+
+def source_of(function: Callable[..., object], *arguments: torch.Tensor) -> str:
+    with torch.no_grad():
+        kernels = onepass.explain(function, *arguments, options=STRICT).kernels
+        return "\n".join(k.source.split("#include")[1] for k in kernels)
+
+
+def close(function: Callable[..., torch.Tensor], x: torch.Tensor, tolerance: float = 1e-6) -> None:
+    ours = torch.compile(function, backend="onepass", options=STRICT)(x)
+    eager, exact = function(x), function(x.double())
+    error, allowed = (ours - exact).abs(), 2 * (eager - exact).abs() + tolerance * (1 + exact.abs())
+    finite = exact.isfinite()
+    assert (error[finite] <= allowed[finite]).all()
+    assert torch.equal(ours.isnan(), eager.isnan())
+
+
+def test_long_rows_use_the_online_form() -> None:
+    x = torch.randn(8, 300_007) * 5
+    text = source_of(lambda x: torch.softmax(x, -1), x)
+    assert "reference0" in text and "carry0" in text
+    assert "reference0" not in source_of(lambda x: torch.softmax(x, -1), x[:, :1000].contiguous())
+    close(lambda x: torch.softmax(x, -1), x)
+    close(lambda x: torch.logsumexp(x, -1), x)
+
+
+def test_online_form_on_special_rows() -> None:
+    x = torch.randn(6, 300_007)
+    inf = float("inf")
+    x[0] = -inf  # fully masked: NaN, as eager
+    x[1, :200_000] = -inf  # the first blocks are masked
+    x[2, 7] = inf
+    x[3, 100] = float("nan")
+    x[4] *= 1e4
+    close(lambda x: torch.softmax(x, -1), x)
+
+
+def test_dear_values_are_kept_between_sweeps() -> None:
+    text = source_of(lambda x: torch.softmax(x, -1), torch.randn(64, 1000))
+    assert text.count("op_exp_f32") == 2  # the tile and the tail of one sweep; the last sweep reads scratch
+    assert "row0" in text
+
+
+@pytest.mark.parametrize("shape", [(65, 129), (64, 64), (1, 300), (300, 1), (7, 1031)])
+def test_transposed_blocks(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape)
+    ours = torch.compile(lambda x: (x.relu(), x.relu().t().contiguous()), backend="onepass", options=STRICT)(x)
+    assert torch.equal(ours[0], x.relu()) and torch.equal(ours[1], x.relu().t())
+
+
+def test_large_results_are_streamed_and_right() -> None:
+    x = torch.randn(2049, 2100)  # rows that start at any alignment
+    assert "op_stream(" in source_of(lambda x: x * 2 + 1, x)
+    assert "op_stream(" not in source_of(lambda x: x * 2 + 1, x[:100])
+    for function in (lambda x: x * 2 + 1, lambda x: x > 0.5, lambda x: (x * 3).bfloat16()):
+        ours = torch.compile(function, backend="onepass", options=STRICT)(x)
+        assert torch.equal(ours, function(x))
+
+
+def test_long_sums_are_accurate() -> None:
+    torch.manual_seed(1)
+    for x in (torch.rand(3000, 257), torch.rand(1, 1 << 20) - 0.3, torch.rand(1 << 18, 3)):
+        exact = x.double().sum(0)
+        ours = torch.compile(lambda x: x.sum(0), backend="onepass", options=STRICT)(x)
+        assert ((ours - exact).abs() <= 2e-7 * x.double().abs().sum(0)).all()
+    y = torch.ones(70_000)
+    y[3] = float("inf")
+    assert torch.compile(lambda x: x.sum(), backend="onepass", options=STRICT)(y).item() == float("inf")
+
+
+def test_variance_far_from_zero() -> None:
+    x = torch.randn(64, 4096) + 1000
+    # float32 holds 1000 to 6e-5; E[x^2] - E[x]^2 would be off by 1e-2 here.
+    close(lambda x: x.var(-1), x, tolerance=5e-6)
+    close(lambda x: x.var(0), x, tolerance=5e-5)
+
+
+def test_debug_5_names_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onepass.codegen.c as emitter
+
+    right = emitter.c_pointwise
+    function = lambda x: torch.softmax(x.exp(), -1)  # noqa: E731
+    options = {**STRICT, "debug": 5}
+    torch.compile(function, backend="onepass", options=options)(torch.randn(4, 8))
+    torch._dynamo.reset()
+    monkeypatch.setattr(emitter, "c_pointwise", lambda op, *rest: right("expm1" if op == "exp" else op, *rest))
+    with pytest.raises(KernelMismatch, match=r"aten\.exp"):
+        torch.compile(function, backend="onepass", options=options)(torch.randn(4, 8))
