@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Index, Part, Reduce, pointwise, postorder
+from ..ir.expr import Expr, Index, Part, Pointwise, Reduce, pointwise, postorder
 from ..ir.poly import Axis, Poly, nonnegative, product
 from ..ir.program import Buffer, Define, Statement
 from .context import Context
@@ -216,8 +216,9 @@ def _variance(
     mean_value: Expr
     squares: Expr
     if at.over:
-        state = Reduce("welford", (value,), at.over)
-        mean_value, squares = Part(state, 0), Part(state, 1)
+        # In float64, as eager does: data far from zero would lose most of its variance otherwise.
+        state = Reduce("welford", (pointwise("cast", value, dtype=DType.F64),), at.over)
+        mean_value, squares = (pointwise("cast", Part(state, k), dtype=compute) for k in (0, 1))
     else:
         deviation = pointwise("sub", value, value)  # 0, or NaN of a value that is not finite
         mean_value, squares = value, deviation
@@ -294,7 +295,7 @@ def vector_norm(
 def share_welford(statements: Sequence[Statement], means: Mapping[Buffer, Reduce]) -> list[Statement]:
     """Take a mean from the Welford state where the variance of the same values is computed too."""
     states = {
-        (node.inputs, node.over): node
+        (_narrow_input(node), node.over): node
         for s in statements
         if isinstance(s, Define)
         for node in postorder([s.value])
@@ -303,10 +304,17 @@ def share_welford(statements: Sequence[Statement], means: Mapping[Buffer, Reduce
     result: list[Statement] = []
     for statement in statements:
         if states and isinstance(statement, Define) and (summed := means.get(statement.buffer)) is not None:
-            state = states.get((summed.inputs, summed.over))
+            state = states.get((summed.inputs[0], summed.over))
             if state is not None:
-                buffer, mean_value = statement.buffer, Part(state, 0)
+                buffer = statement.buffer
+                mean_value = pointwise("cast", Part(state, 0), dtype=summed.dtype)
                 value = pointwise("narrow", mean_value, dtype=buffer.dtype) if buffer.dtype.is_half else mean_value
                 statement = Define(buffer, statement.axes, value, statement.origin)
         result.append(statement)
     return result
+
+
+def _narrow_input(state: Reduce) -> Expr:
+    """What enters a Welford state, before it was widened to float64."""
+    (value,) = state.inputs
+    return value.args[0] if isinstance(value, Pointwise) and value.op == "cast" else value
