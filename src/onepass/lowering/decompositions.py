@@ -15,7 +15,7 @@ import torch
 from .foreach import foreach_decompositions
 from .random_decompositions import RANDOM
 from .registry import RULES
-from .torch_private import core_aten_decompositions, every_decomposition
+from .torch_private import core_aten_decompositions, every_decomposition, suggest_memory_format
 
 aten = torch.ops.aten
 Table = dict[Any, Callable[..., Any]]
@@ -72,6 +72,30 @@ _WHOLE = (
 )
 
 
+# Eager gives these results its suggested memory format; torch's own decompositions keep the input's strides.
+_SUGGESTED = (
+    aten.log_sigmoid_forward.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit_no_training.default,
+    aten._batch_norm_with_update_functional.default,
+    aten._batch_norm_no_update.default,
+)
+
+
+def _in_suggested_format(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition with its first result laid out as eager lays it out."""
+
+    @functools.wraps(decomposition)
+    def laid_out(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        first, *others = decomposition(x, *args, **kwargs)
+        return (first.contiguous(memory_format=suggest_memory_format(x)), *others)
+
+    return laid_out
+
+
 @functools.cache
 def decomposition_table() -> Table:
     """The table to give AOTAutograd. Made once: torch's own takes 0.1 s to collect."""
@@ -81,6 +105,7 @@ def decomposition_table() -> Table:
             table[op] = every_decomposition[op]
     for op in (*_WHOLE, *RULES):
         table.pop(op, None)
+    table |= {op: _in_suggested_format(table[op]) for op in _SUGGESTED if op in table}
     table.update(RANDOM)
     table.update(foreach_decompositions())
     return table

@@ -14,7 +14,7 @@ except ImportError:
     from torch._decomp import core_aten_decompositions
 from torch._decomp import decomposition_table as every_decomposition
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._prims_common import elementwise_dtypes, type_to_dtype
+from torch._prims_common import elementwise_dtypes, suggest_memory_format, type_to_dtype
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -43,6 +43,7 @@ __all__ = [
     "make_fx",
     "multiply_add_ops",
     "storage_key",
+    "suggest_memory_format",
     "type_to_dtype",
 ]
 
