@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/**/*.md")])
 OPTIONS_HEAD = """# Options
 
-`torch.compile(f, backend="onepass", options={"precision": "eager"})`; `onepass.jit` and `onepass.explain` take the same.
+`torch.compile(f, backend="onepass", options={"precision": "eager"})`; `onepass.jit` and `onepass.explain` too.
 An unknown name or value is an error that names the nearest one. This page is generated from `ir/options.py`
 (`pytest --update-golden tests/docs`).
 
