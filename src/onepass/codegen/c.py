@@ -127,6 +127,7 @@ class _Emitter:
         self.line(f"int {ENTRY}({', '.join((*parameters, *sizes, 'int64_t threads'))}) {{")
         self.depth += 1
         self.line(f"const int64_t count = {count};")
+        self.line(f"if ({work} <= 0) return 0;")
         self.line("if (threads > count) threads = count;")
         self.line(f"if (threads <= 1 || {work} < {PARALLEL_ELEMENTS}) return programs({arguments}, 0, count);")
         self.line("int status = 0;")

@@ -269,10 +269,13 @@ class Builder:
         return var
 
     def store(
-        self, buffer: Buffer, index: tuple[Poly, ...], value: Expr, region: tuple[tuple[Axis, Poly, Poly], ...] = ()
+        self,
+        buffer: Buffer,
+        index: tuple[Poly, ...],
+        operand: Operand,
+        region: tuple[tuple[Axis, Poly, Poly], ...] = (),
     ) -> None:
         """Store a value at an index given in class axes, inside its region."""
-        operand = self.emit(value)
         guard: Operand | None = None
         for axis, low, high in region:
             at = self.position(axis.poly())

@@ -399,16 +399,19 @@ class NestScheduler:
             self.builder.tile = None
 
     def _point(self, items: list[Item], lane: Poly, even: bool = False) -> None:
-        """Compute every item at the current point. `even`: one strip over the vector axis feeds all lanes."""
-        for item in items:
+        """Compute every item at the current point. `even`: one strip over the vector axis feeds all lanes.
+
+        All values come first, then the stores: one of them may overwrite an input that others read here.
+        """
+        operands = [tuple(self.builder.emit(v) for v in item.values) for item in items]
+        for item, values in zip(items, operands, strict=True):
             if item.store is not None:
-                self.builder.store(item.store.buffer, item.store.index, item.values[0], item.store.region)
+                self.builder.store(item.store.buffer, item.store.index, values[0], item.store.region)
                 continue
             assert item.accumulator is not None
-            operands = tuple(self.builder.emit(v) for v in item.values)
             at = lane if item.accumulator.lanes > 1 else Poly.ZERO
             alone = even and item.reduce is not None and len(item.reduce.over) == 1
-            self.builder.add(Accumulate(item.accumulator, at, operands, alone))
+            self.builder.add(Accumulate(item.accumulator, at, values, alone))
         for value, kept in self.keeping.items():
             self.builder.add(WriteLocal(kept.local, self.builder.resolve(kept.index), self.builder.emit(value)))
 
