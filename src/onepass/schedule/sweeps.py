@@ -298,7 +298,9 @@ class NestScheduler:
     def _run(self, item: Item, lanes: int) -> int:
         """How many elements enter one lane, at most."""
         assert item.reduce is not None
-        count = estimate(product(a.extent for a in item.reduce.over))
+        count = product(a.extent for a in item.reduce.over).constant
+        if count is None:
+            return 1 << 62  # a size known only at run time may be any
         return count if self._tiled else -(-count // lanes)
 
     def _lanes(self, item: Item, axes: frozenset[Axis]) -> int:
