@@ -352,7 +352,7 @@ class NestScheduler:
         finished = [r for scope in self.builder.scopes for r in scope.parts]
         kept: list[Item] = []
         for item in items:
-            if item.store is not None and not _inside(item.store, axis, low, high):
+            if item.store is not None and _outside(item.store, axis, low, high):
                 continue
             kept.append(replace(item, values=specialise(item.values, bindings, finished)))
         return kept
@@ -439,5 +439,6 @@ def _closer(
     return lambda body: Loop(axis, axis.extent, kind, body, lanes, lane, limit)
 
 
-def _inside(store: NestStore, axis: Axis, low: Poly, high: Poly) -> bool:
-    return all(nonnegative(low - start) and nonnegative(stop - high) for a, start, stop in store.region if a is axis)
+def _outside(store: NestStore, axis: Axis, low: Poly, high: Poly) -> bool:
+    """Whether the store's region provably misses the positions [low, high); what overlaps is guarded."""
+    return any(nonnegative(start - high) or nonnegative(low - stop) for a, start, stop in store.region if a is axis)
