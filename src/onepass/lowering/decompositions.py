@@ -49,6 +49,10 @@ _WHOLE = (
     aten.dot.default,
     aten.vdot.default,
     aten.take.default,  # torch's form calls .item() on a 0-d index
+    aten.linspace.default,  # integers step in their own type, which torch's form does not
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
     aten.index_add.default,
     aten.index_copy.default,
     aten.index_fill.int_Scalar,
