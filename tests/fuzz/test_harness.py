@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,11 +49,9 @@ def test_a_wrong_operation_is_found_and_shrunk() -> None:
     compile(small.repro(message), "repro", "exec")
 
 
-def test_repro_runs(tmp_path: Any, monkeypatch: Any) -> None:
+def test_repro_runs(tmp_path: Path) -> None:
     program = generate(3)
-    text = (
-        program.repro("nothing is wrong")
-        .replace('backend="onepass"', 'backend="eager"')
-        .replace("import onepass\n", "")
-    )
-    exec(compile(text, "repro", "exec"), {"__name__": "repro"})
+    text = program.repro("nothing is wrong").replace('backend="onepass"', 'backend="eager"')
+    path = tmp_path / "repro.py"
+    path.write_text(text.replace("import onepass\n", ""))
+    runpy.run_path(str(path), run_name="__main__")
