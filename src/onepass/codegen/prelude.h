@@ -510,13 +510,18 @@ OP_LOSSLESS(double, f64)
 
 /* Write `bytes` (a multiple of 64) past the caches where the place is a line's start, else as usual.
    Builtins, because <immintrin.h> would double the time every kernel takes to compile. */
-typedef long long op_words __attribute__((vector_size(16)));
 #if defined(__clang__)
+typedef long long op_words __attribute__((vector_size(64)));
 #define OP_STREAM(to, words) __builtin_nontemporal_store(words, (op_words *)(to))
-#define OP_STREAM_END() __builtin_ia32_sfence()
+#elif defined(__AVX512F__)
+typedef long long op_words __attribute__((vector_size(64)));
+#define OP_STREAM(to, words) __builtin_ia32_movntdq512((op_words *)(to), words)
+#elif defined(__AVX__)
+typedef long long op_words __attribute__((vector_size(32)));
+#define OP_STREAM(to, words) __builtin_ia32_movntdq256((op_words *)(to), words)
 #elif defined(__x86_64__)
+typedef long long op_words __attribute__((vector_size(16)));
 #define OP_STREAM(to, words) __builtin_ia32_movntdq((op_words *)(to), words)
-#define OP_STREAM_END() __builtin_ia32_sfence()
 #endif
 #if defined(__x86_64__)
 OP void op_stream(void *to, const void *from, int64_t bytes) {
@@ -524,9 +529,10 @@ OP void op_stream(void *to, const void *from, int64_t bytes) {
     __builtin_memcpy(to, from, bytes);
     return;
   }
-  for (int64_t at = 0; at < bytes; at += 16) OP_STREAM((char *)to + at, *(const op_words *)((const char *)from + at));
+  for (int64_t at = 0; at < bytes; at += (int64_t)sizeof(op_words))
+    OP_STREAM((char *)to + at, *(const op_words *)((const char *)from + at));
 }
-OP void op_stream_end(void) { OP_STREAM_END(); }
+OP void op_stream_end(void) { __builtin_ia32_sfence(); }
 #else
 OP void op_stream(void *to, const void *from, int64_t bytes) { __builtin_memcpy(to, from, bytes); }
 OP void op_stream_end(void) {}
