@@ -83,6 +83,27 @@ def _run(jobs: list[tuple[int, int]], log: Path, options: argparse.Namespace, st
         progress(f"{finished} programs")
 
 
+def _batches(seeds: list[int]) -> list[tuple[int, int]]:
+    """(start, count) of runs of consecutive seeds, none longer than a batch."""
+    found: list[tuple[int, int]] = []
+    for seed in seeds:
+        start, count = found[-1] if found else (seed, 0)
+        if found and seed == start + count and count < BATCH:
+            found[-1] = (start, count + 1)
+        else:
+            found.append((seed, 1))
+    return found
+
+
+def _forget_wrong(log: Path) -> None:
+    """What was wrong is tried again: resuming after a fix must not repeat the old verdict."""
+    kept = [line for line in _lines(log) if not line["wrong"]]
+    if log.exists():
+        log.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    for repro in RESULTS.glob("failure-*.py"):
+        repro.unlink()
+
+
 def _lines(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 

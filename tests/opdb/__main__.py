@@ -59,7 +59,7 @@ def main() -> int:
     if options.fresh:
         for dtype in DTYPES:
             _file(dtype).unlink(missing_ok=True)
-    done = {(line["operator"], line["dtype"]) for line in _lines()}
+    done = {(line["operator"], line["dtype"]) for line in _forget_wrong()}
     wanted = [
         (name, short(dtype))
         for name, dtype in pairs()
@@ -116,12 +116,23 @@ def _lines() -> list[dict[str, Any]]:
     return [json.loads(line) for path in files for line in path.read_text().splitlines()]
 
 
-def _report() -> int:
-    """Sort the files and write the summary; 1 if anything is wrong."""
-    lines = _lines()
+def _forget_wrong() -> list[dict[str, Any]]:
+    """The lines without a mistake: resuming after a fix tries the others again."""
+    kept = [line for line in _lines() if not line["wrong"]]
+    _write(kept)
+    return kept
+
+
+def _write(lines: list[dict[str, Any]]) -> None:
     for dtype in DTYPES:
         mine = sorted((line for line in lines if line["dtype"] == short(dtype)), key=lambda line: line["operator"])
         _file(dtype).write_text("".join(json.dumps(line) + "\n" for line in mine))
+
+
+def _report() -> int:
+    """Sort the files and write the summary; 1 if anything is wrong."""
+    lines = _lines()
+    _write(lines)
     counts = {key: sum(line[key] for line in lines) for key in ("right", "unjudged", "wrong")}
     wrong = [line for line in lines if line["wrong"]]
     text = [f"operators and types: {len(lines)}", *(f"samples {key}: {count}" for key, count in counts.items())]
