@@ -97,11 +97,11 @@ def _batches(seeds: list[int]) -> list[tuple[int, int]]:
 
 def _forget_wrong(log: Path) -> None:
     """What was wrong is tried again: resuming after a fix must not repeat the old verdict."""
-    kept = [line for line in _lines(log) if not line["wrong"]]
-    if log.exists():
-        log.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    for repro in RESULTS.glob("failure-*.py"):
-        repro.unlink()
+    lines = _lines(log)
+    for wrong in (w for line in lines for w in line["wrong"]):
+        (RESULTS / f"failure-{wrong['seed']}.py").unlink(missing_ok=True)
+    if lines:
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines if not line["wrong"]))
 
 
 def _lines(log: Path) -> list[dict[str, Any]]:

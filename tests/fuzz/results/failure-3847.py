@@ -4,7 +4,18 @@ import torch
 import torch.nn.functional as F
 import onepass
 
-globals().update(dict(f64=torch.float64, f32=torch.float32, f16=torch.float16, bf16=torch.bfloat16, i64=torch.int64, i32=torch.int32, u8=torch.uint8, b8=torch.bool))
+globals().update(
+    dict(
+        f64=torch.float64,
+        f32=torch.float32,
+        f16=torch.float16,
+        bf16=torch.bfloat16,
+        i64=torch.int64,
+        i32=torch.int32,
+        u8=torch.uint8,
+        b8=torch.bool,
+    )
+)
 
 
 def values(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
