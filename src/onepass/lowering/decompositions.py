@@ -49,10 +49,6 @@ _WHOLE = (
     aten.dot.default,
     aten.vdot.default,
     aten.take.default,  # torch's form calls .item() on a 0-d index
-    aten.linspace.default,  # integers step in their own type, which torch's form does not
-    aten.linspace.Tensor_Tensor,
-    aten.linspace.Tensor_Scalar,
-    aten.linspace.Scalar_Tensor,
     aten.index_add.default,
     aten.index_copy.default,
     aten.index_fill.int_Scalar,
@@ -89,6 +85,27 @@ _SUGGESTED = (
 )
 
 
+# Eager's integers step in their own type; torch's own decompositions step in float64.
+_FLOATING_ONLY = (
+    aten.linspace.default,
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+)
+
+
+def _floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition where the result is floating; elsewhere the operation stays whole."""
+
+    @functools.wraps(decomposition)
+    def floating(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if not (dtype or torch.get_default_dtype()).is_floating_point:
+            return NotImplemented
+        return decomposition(*args, dtype=dtype, **kwargs)
+
+    return floating
+
+
 def _in_suggested_format(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     """The decomposition with its first result laid out as eager lays it out."""
 
@@ -110,6 +127,7 @@ def decomposition_table() -> Table:
     for op in (*_WHOLE, *RULES):
         table.pop(op, None)
     table |= {op: _in_suggested_format(table[op]) for op in _SUGGESTED if op in table}
+    table |= {op: _floating_only(table[op]) for op in _FLOATING_ONLY if op in table}
     table.update(RANDOM)
     table.update(foreach_decompositions())
     return table
