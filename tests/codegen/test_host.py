@@ -120,6 +120,16 @@ def test_no_storage_is_kept_over_a_call_or_given_to_an_output_of_another_shape()
     assert len(of_type(host, Allocate)) == 3  # the caller would see a's shape
 
 
+def test_an_output_is_never_put_where_a_buffer_of_its_layout_had_taken_another_ones_place() -> None:
+    x, a, b, c, d, y = (buffer(n, *s) for n, s in zip("xabcdy", [(8,), (8,), (4,), (2, 4), (4,), (2, 4)], strict=True))
+    steps = [kernel((a,), (x,)), kernel((b,), (a,)), kernel((c,), (b,)), kernel((d,), (c,)), kernel((y,), (d,))]
+    host = emit((x,), steps, (whole(y),))
+    launches = [i.buffers for i in of_type(host, Launch)]
+    assert launches[2][0] == "b0"  # c lies in a's storage, under a tensor of a's shape
+    made = {i.name: i.shape for i in of_type(host, Allocate)}
+    assert made[host.outputs[0].name] == ("2", "4")
+
+
 def test_a_buffer_an_operator_saw_is_never_reused() -> None:
     x, a, b, c = buffer("x", 8), buffer("a", 8), buffer("b", 8), buffer("c", 8)
     alias = HostValue("h")

@@ -210,6 +210,15 @@ def test_zero_extents() -> None:
         check(function, lambda shape=shape: [torch.zeros(shape)])
 
 
+def test_storages_of_no_bytes_are_not_mixed_up() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = torch.nn.functional.rms_norm(x, x.shape[-1:])
+        y[::2] *= 0.5
+        return [torch.hypot(x + 3, y), y]
+
+    check(function, lambda: [torch.zeros(0, 97, 2)])
+
+
 def test_special_values() -> None:
     odd = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-45, -1e-40, 3.4e38, 1.0]
 

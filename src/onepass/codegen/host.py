@@ -185,6 +185,7 @@ class _Emitter:
         self._used_sizes: set[Symbol] = set()
         self._inputs: set[Thing] = set()
         self._spare: list[Buffer] = []  # dead, its storage still held under its name
+        self._made_as: dict[str, Buffer] = {}  # the tensor a name holds has this buffer's layout
         self._originals: dict[Thing, str] = {}  # written inputs, and the name that keeps the caller's tensor
         self._buffers = self._hosts = 0
 
@@ -294,14 +295,16 @@ class _Emitter:
             self._drop_spare()
         for buffer in wanted:
             name = self._names[buffer] = f"b{self._buffers}"
+            self._made_as[name] = buffer
             self._buffers += 1
             shape, strides = self._shape(buffer.shape), self._shape(buffer.strides)
             self.instructions.append(Allocate(name, shape, strides, buffer.dtype.value, buffer.device))
 
     def _take_spare(self, buffer: Buffer) -> bool:
-        """Put the buffer where a dead one of its size was, if there is one."""
+        """Put the buffer where a dead one of its size was, if there is one; one that is seen needs its very layout."""
         for spare in self._spare:
-            if _same_layout(buffer, spare) or (buffer not in self._uses.escaping and _same_bytes(buffer, spare)):
+            made_as = self._made_as[self._names[spare]]  # the dead one itself may have taken another's place
+            if _same_layout(buffer, made_as) or (buffer not in self._uses.escaping and _same_bytes(buffer, spare)):
                 self._spare.remove(spare)
                 self._names[buffer] = self._names[spare]
                 return True
