@@ -202,6 +202,15 @@ def test_outputs_that_alias() -> None:
     check(function, lambda: [grid(6, 4).requires_grad_()], gradients=True)
 
 
+def test_equal_outputs_keep_their_own_storages_and_views() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        a, b = x != y, y != x
+        c, d = (x + y).split(2), (y + x).split(2)
+        return [b, a.t(), a.flatten(), a, c[1], d[1], d[0], c[0][:, 1:], d[2].t()]
+
+    check(function, lambda: [grid(5, 4), grid(5, 4).flip(0)])
+
+
 def test_zero_extents() -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         return [x + 1, x.sum(0), x.sum(1), x.prod(), x.t(), torch.cat([x, x]), x.softmax(0), x.any(1), x.mean()]

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from ..ir.callables import graph_constant
 from ..ir.expr import Expr, Load, postorder
-from ..ir.poly import Poly, Symbol
+from ..ir.poly import Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
 from .context import Context
@@ -261,13 +261,18 @@ class _Lowering:
     def output(self, node: Node) -> tuple[Any, ...]:
         (results,) = node.args
         owners: dict[Buffer, object] = {self.given[n].buffer: storage_key(n.meta["val"]) for n in self.given}
+        apart: dict[Node, Buffer] = {}
         outputs: list[Any] = []
         for result in results if isinstance(results, tuple | list) else (results,):
-            outputs.append(self.returned(result, owners) if isinstance(result, Node) else result)
+            outputs.append(self.returned(result, owners, apart) if isinstance(result, Node) else result)
         return tuple(outputs)
 
-    def returned(self, node: Node, owners: dict[Buffer, object]) -> Any:
-        """An output; a buffer of its own where eager returns a storage of its own."""
+    def returned(self, node: Node, owners: dict[Buffer, object], apart: dict[Node, Buffer]) -> Any:
+        """An output; in a buffer of its own where eager returns a storage of its own.
+
+        Equal values share a buffer. It goes to the first storage that is returned (`owners`); any other
+        is copied as the node that made it has it (`apart`), so that outputs that are views of it share it.
+        """
         value = self.given.get(node, self.values[node])
         if not isinstance(value, Ref):
             return self.argument(node)
@@ -275,10 +280,26 @@ class _Lowering:
         meta = self.ctx.meta(fake)
         key = storage_key(fake)
         view = self.ctx.as_view(value, meta)
-        if owners.setdefault(view.buffer, key) != key:
-            copy = self.ctx.copy_of(value, meta)
-            view = View(copy.buffer, meta.shape, meta.strides, Poly.ZERO)
-        return view
+        if owners.setdefault(view.buffer, key) == key:
+            return view
+        base = _base(node)
+        made = base.meta["val"]
+        if base not in apart:
+            apart[base] = self.ctx.copy_of(self.given.get(base, self.values[base]), self.ctx.meta(made)).buffer
+        offset = self.ctx.sizes.poly(fake.storage_offset()) - self.ctx.sizes.poly(made.storage_offset())
+        return View(apart[base], meta.shape, meta.strides, offset)
+
+
+def _base(node: Node) -> Node:
+    """The node that a node is a view of, directly or through other views; itself if of none."""
+    key = storage_key(node.meta["val"])
+    view: Node | None = node
+    while view is not None:
+        node = view
+        call = node.all_input_nodes[0] if node.target is operator.getitem else node
+        tensors = ((n, n.meta.get("val")) for n in call.all_input_nodes)
+        view = next((n for n, v in tensors if isinstance(v, torch.Tensor) and storage_key(v) == key), None)
+    return node
 
 
 def _own_meta(ref: Ref) -> TensorMeta:
