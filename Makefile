@@ -10,11 +10,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOURCES := src tests tools
 
-.PHONY: help demo test check golden fuzz opdb bench clean
+.PHONY: help demo test sanitize check golden fuzz opdb bench clean
 
 help:
 	@echo "make demo     several real workloads: checked, explained, timed"
 	@echo "make test     the whole test suite (WORKERS=$(WORKERS))"
+	@echo "make sanitize the test suite with kernels built by AddressSanitizer (gcc; slow)"
 	@echo "make check    formatting, lint, types, line budgets"
 	@echo "make golden   regenerate the golden files"
 	@echo "make fuzz     N=5000 random programs from SEED=0 (resumes where it stopped)"
@@ -32,6 +33,12 @@ demo: $(STAMP)
 	$(BIN)/onepass demo
 
 test: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+
+SANITIZER = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libstdc++.so.6)
+sanitize: $(STAMP)
+	CC="gcc -fsanitize=address" LD_PRELOAD="$(SANITIZER)" \
+	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:detect_odr_violation=0 \
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
 
 check: $(STAMP)

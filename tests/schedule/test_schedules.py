@@ -70,6 +70,15 @@ def test_large_results_are_streamed_and_right() -> None:
         assert torch.equal(ours, function(x))
 
 
+@pytest.mark.parametrize("shape", [(4096, 1024), (4111, 1031)])
+def test_column_sums_beside_streamed_results(shape: tuple[int, int]) -> None:
+    """Every column has its own sum, however wide the tiles are that leave past the caches."""
+    x = torch.randn(shape)
+    doubled, sums = torch.compile(lambda x: (x * 2, (x * 2).sum(0)), backend="onepass", options=STRICT)(x)
+    assert torch.equal(doubled, x * 2)
+    torch.testing.assert_close(sums.double(), (x.double() * 2).sum(0), rtol=1e-5, atol=1e-4)
+
+
 def test_long_sums_are_accurate() -> None:
     torch.manual_seed(1)
     for x in (torch.rand(3000, 257), torch.rand(1, 1 << 20) - 0.3, torch.rand(1 << 18, 3)):
