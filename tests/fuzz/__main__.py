@@ -45,11 +45,12 @@ def main() -> int:
     log = RESULTS / f"seed-{options.seed}.jsonl"
     if options.fresh:
         log.unlink(missing_ok=True)
-    done = {line["start"] for line in _lines(log)}
+    _forget_wrong(log)
+    done = {line["start"] + i for line in _lines(log) for i in range(line["count"])}
     last = options.seed + options.n
-    jobs = [(s, min(BATCH, last - s)) for s in range(options.seed, last, BATCH) if s not in done]
+    jobs = _batches([seed for seed in range(options.seed, last) if seed not in done])
     print(
-        f"backend {BACKEND}: programs {options.seed} to {last - 1}, {len(jobs)} batches to do, {len(done)} done before"
+        f"backend {BACKEND}: programs {options.seed} to {last - 1}, {len(jobs)} batches to do, {len(done)} programs done"
     )
     stop_at = time.monotonic() + 60 * options.minutes if options.minutes else None
     _run(jobs, log, options, stop_at)

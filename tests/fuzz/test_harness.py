@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from tests.checking import Compiler, backend_callable
+from tests.checking import Compiler, Mismatch, backend_callable
 from tests.fuzz.check import check_program, failure, shrink
 from tests.fuzz.generate import generate
-from tests.fuzz.program import Program
+from tests.fuzz.program import Program, Statement
 
 
 def miscompiles(wrong: torch._ops.OpOverload, right: torch._ops.OpOverload) -> Compiler:
@@ -37,16 +38,27 @@ def test_right_backend_passes() -> None:
 
 def test_a_wrong_operation_is_found_and_shrunk() -> None:
     broken = miscompiles(torch.ops.aten.sin.default, torch.ops.aten.tanh.default)
-
-    def check(program: Program) -> None:
-        check_program(program, broken)
-
     candidates = (p for p in map(generate, range(400)) if "torch.tanh(" in p.source())
-    found = next(p for p in candidates if failure(p, check))
-    small, message = shrink(found, check)
+    found = next(p for p in candidates if failure(p, broken))
+    small, message = shrink(found, broken)
     assert "elements differ" in message
     assert "tanh" in small.source() and len(small.body) <= 3
     compile(small.repro(message), "repro", "exec")
+
+
+def test_a_program_that_tracing_breaks_must_still_do_what_tracing_gives() -> None:
+    setup = (Statement("x0", "values(1, (2, 7), f32)"), Statement("x1", "values(2, (4,), f32)"))
+    body = (
+        Statement("v0", "x0.unsqueeze(0).expand(3, *x0.shape)"),
+        Statement("", "v0.fill_(0.75)"),  # functionalised into a write of the first copy alone
+        Statement("v1", "torch.tanh(x1)"),
+    )
+    program = Program(0, setup, body, ("v0", "v1"), gradients=False)
+    with pytest.raises(Mismatch):
+        check_program(program, "aot_eager")
+    assert failure(program, "aot_eager") is None
+    message = failure(program, miscompiles(torch.ops.aten.sin.default, torch.ops.aten.tanh.default))
+    assert message is not None and "aot_eager is wrong too" in message
 
 
 def test_repro_runs(tmp_path: Path) -> None:
