@@ -19,8 +19,10 @@ def source_of(function: Callable[..., object], *arguments: torch.Tensor) -> str:
         return "\n".join(k.source.split("#include")[1] for k in kernels)
 
 
-def close(function: Callable[..., torch.Tensor], x: torch.Tensor, tolerance: float = 1e-6) -> None:
-    ours = torch.compile(function, backend="onepass", options=STRICT)(x)
+def close(
+    function: Callable[..., torch.Tensor], x: torch.Tensor, tolerance: float = 1e-6, dynamic: bool | None = None
+) -> None:
+    ours = torch.compile(function, backend="onepass", options=STRICT, dynamic=dynamic)(x)
     eager, exact = function(x), function(x.double())
     error, allowed = (ours - exact).abs(), 2 * (eager - exact).abs() + tolerance * (1 + exact.abs())
     finite = exact.isfinite()
@@ -95,6 +97,26 @@ def test_variance_far_from_zero() -> None:
     # float32 holds 1000 to 6e-5; E[x^2] - E[x]^2 would be off by 1e-2 here.
     close(lambda x: x.var(-1), x, tolerance=5e-6)
     close(lambda x: x.var(0), x, tolerance=5e-5)
+
+
+@pytest.mark.parametrize("dims", [(1, 3), (0, 2), (0, 1, 3), (0, 1, 2, 3), (0,), (0, 2, 3)])
+@pytest.mark.parametrize("width", [64, 70, 3])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_variance_over_several_axes(dims: tuple[int, ...], width: int, dynamic: bool) -> None:
+    """However many sweeps feed a lane, whole tiles or not, its count is known and shared: no lane divides."""
+    x = torch.randn(5, 7, 9, width) + 100
+    function = lambda x: x.var(dims)  # noqa: E731
+    close(function, x, tolerance=5e-6, dynamic=dynamic)
+    if not dynamic:
+        text = source_of(function, x)
+        assert "op_welford_scaled_" in text and "op_welford_f" not in text
+
+
+def test_variance_of_a_cut_axis_counts_per_lane() -> None:
+    x = torch.randn(5, 7, 9, 70) + 100
+    function = lambda x: torch.cat([x, x * 2], 3).var((1, 3))  # noqa: E731
+    close(function, x, tolerance=5e-6)
+    assert "op_welford_f64" in source_of(function, x)
 
 
 def test_debug_5_names_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

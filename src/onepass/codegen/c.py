@@ -263,7 +263,9 @@ class _Emitter:
         name, lanes = s.axis.name, s.lanes
         assert s.lane is not None
         lane, at, end = s.lane.name, f"{name}_at", f"{name}_end"
-        long_sums = [x.accumulator for x in s.body if isinstance(x, Accumulate) and x.accumulator.compensated]
+        long_sums = [
+            x.accumulator for x in s.body if isinstance(x, Accumulate) and x.accumulator.compensated and _by_lane(x, s)
+        ]
         self.line("{")
         self.depth += 1
         self.line(f"int64_t {at} = 0;")
@@ -287,6 +289,7 @@ class _Emitter:
             self.line(f"if ({at} < {end}) {{")
             self.nested(s.prologue)
             self.line("}")
+        self.shares(s)
         self.line(f"for (int64_t {lane} = 0; {at} + {lane} < {end}; ++{lane}) {{")
         self.lanes(s, whole=False)
         self.line("}")
@@ -300,6 +303,7 @@ class _Emitter:
         self.line(f"for (; {at} + {s.lanes} <= {stop}; {at} += {s.lanes}) {{")
         self.depth += 1
         self.block(s.prologue)
+        self.shares(s)
         self.simd(s.body)
         self.line(f"for (int64_t {lane} = 0; {lane} < {s.lanes}; ++{lane}) {{")
         self.lanes(s, whole=True)
@@ -346,18 +350,43 @@ class _Emitter:
         values = [self.operand(v) for v in s.inputs]
         if a.compensated:
             part = f"{a.name}_part[{lane}]"
-            self.line(f"{part} = {part} + {values[0]};" if whole else self.lossless(a, lane, values[0]))
+            short = whole and strip is not None and _by_lane(s, strip)
+            self.line(f"{part} = {part} + {values[0]};" if short else self.lossless(a, lane, values[0]))
             return
         base, held = _base(a.monoid), self.parts(a, lane)
         if base != a.monoid:
             statements = c_combine(base, held, values, a.dtypes)
-        elif s.even and strip is not None and base == "welford":
-            count = f"({c_type(a.dtypes[0])})({strip.axis.name}_at / {strip.lanes} + 1)"
-            statements = c_accumulate(base, held, values, a.dtypes, f"(1 / {count})")
         else:
-            statements = c_accumulate(base, held, values, a.dtypes)
+            statements = c_accumulate(base, held, values, a.dtypes, self.reciprocal(s, strip))
         for text in statements:
             self.line(text)
+
+    def reciprocal(self, s: Accumulate, strip: Loop | None) -> str | None:
+        """1 / (count + 1) of a Welford state's lane, where the lanes share it."""
+        a = s.accumulator
+        if a.monoid != "welford" or s.rounds is None:
+            return None
+        if strip is None or not _by_lane(s, strip):
+            return f"(1 / ({c_type(a.dtypes[0])}){self.poly(s.rounds + 1)})"
+        if not _uneven(s, strip):
+            return f"{a.name}_share"
+        return f"({self.poly(s.lane)} < {strip.axis.name}_end % {strip.lanes} ? {a.name}_share : {a.name}_share_short)"
+
+    def shares(self, strip: Loop) -> None:
+        """1 / (count + 1) for all lanes of the next tile; where tails went before, the first lanes met more."""
+        lanes, name = strip.lanes, strip.axis.name
+        for s in strip.body:
+            if not isinstance(s, Accumulate) or not _by_lane(s, strip) or self.reciprocal(s, strip) is None:
+                continue
+            assert s.rounds is not None
+            a, rounds = s.accumulator, self.poly(s.rounds)
+            counts = {"share": f"({name}_end + {lanes - 1}) / {lanes}"}
+            if _uneven(s, strip):
+                counts["share_short"] = f"{name}_end / {lanes}"
+            for suffix, runs in counts.items():
+                before = f"{rounds} * ({runs}) + " if s.rounds.terms else ""
+                count = f"({c_type(a.dtypes[0])})({before}{name}_at / {lanes} + 1)"
+                self.line(f"const {c_type(a.dtypes[0])} {a.name}_{suffix} = 1 / {count};")
 
     def lossless(self, a: Accumulator, lane: str, value: str) -> str:
         suffix = "f32" if a.dtypes[0] is DType.F32 else "f64"
@@ -402,9 +431,20 @@ class _Emitter:
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {text} = {factor} == 0 ? 0 : {text} * {factor};")
 
 
+def _uneven(s: Accumulate, strip: Loop) -> bool:
+    """Whether the lanes' counts may differ: earlier rounds ended in a tail."""
+    whole = strip.limit is None and not (strip.extent % strip.lanes).terms
+    return s.rounds is not None and bool(s.rounds.terms) and not whole
+
+
 def _held(dtype: DType) -> str:
     """The type of a value outside memory: a bool is an int, since gcc gives up on masks held in bytes."""
     return "int32_t" if dtype is DType.BOOL else c_type(dtype)
+
+
+def _by_lane(s: Accumulate, strip: Loop) -> bool:
+    """Whether the strip's lanes are the accumulator's; else each position of the loop has a state of its own."""
+    return strip.lane is not None and strip.lane in s.lane.axes
 
 
 def _base(monoid: str) -> str:

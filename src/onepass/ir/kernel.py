@@ -3,6 +3,9 @@
 A program of the grid owns one block of every grid axis. Inside, `Loop`s are sweeps (serial), tiles
 (vector lanes) or strips (a sweep whose step is a tile of `lanes`). Loop axes count from 0; where a
 loop starts is in the polys. Emitters turn this into text one statement at a time and decide nothing.
+
+Where a target's programs hold tiles of several axes in registers, `Tile` opens an axis for the rest of
+its block instead of a loop, and `Fold` reduces over opened axes.
 """
 
 from __future__ import annotations
@@ -63,12 +66,16 @@ class StoreElement:
 
 @dataclass(frozen=True, slots=True)
 class RandomWord:
-    """var = lane index % 4 of Philox(seed, stream, index // 4)."""
+    """var = lane index % 4 of Philox(seed, stream, index // 4).
+
+    `along`: index counts up by one along this tile axis from a multiple of four, so one call makes four words.
+    """
 
     var: Var
     seed: Operand
     stream: int
     index: Poly
+    along: Axis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,8 @@ class Accumulator:
     dtypes: tuple[DType, ...]
     lanes: int
     compensated: bool = False
+    tiles: tuple[Axis, ...] = ()  # the open tile axes it has a state for each lane of
+    folded: tuple[Axis, ...] = ()  # those of them that `Finish` merges
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +136,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """Combine one element into a lane."""
+    """Combine one element into a lane.
+
+    `rounds`: how many rounds came before this one, where it is known: the lanes' counts follow from it, so
+    that they share one 1 / count. A round is a whole run of the strip around it or, outside strips, one element.
+    """
 
     accumulator: Accumulator
     lane: Poly
     inputs: tuple[Operand, ...]
-    even: bool = False  # every lane of the strip has met equally many elements: they share one 1 / count
+    rounds: Poly | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,25 @@ class Finish:
 
     accumulator: Accumulator
     lane: Poly | None
+    parts: tuple[Var, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """For the rest of this block, `axis` runs over [0, lanes) at once; lanes from `limit` on do not count."""
+
+    axis: Axis
+    lanes: int
+    limit: Poly | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """parts = the monoid over tile axes of what is held: lanes that do not count are left out."""
+
+    monoid: str
+    inputs: tuple[Operand, ...]
+    over: tuple[Axis, ...]
     parts: tuple[Var, ...]
 
 
@@ -188,7 +220,7 @@ class When:
 
 Statement: TypeAlias = (
     Let | LoadElement | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
-    | Start | Accumulate | Finish | Rescale | Loop | Bind | When
+    | Start | Accumulate | Finish | Rescale | Loop | Bind | When | Tile | Fold
 )  # fmt: skip
 
 
@@ -215,6 +247,9 @@ class Kernel:
     schedule: str  # one line for people: how the axes were factored
     work: Poly  # elements visited, to decide on threads
     raises: bool = False
+    warps: int = 0  # of a tile program: how many share it
+    stages: int = 0  # loads in flight ahead of a sweep
+    wide: bool = False  # offsets need 64 bits
 
     @property
     def parameters(self) -> tuple[Buffer, ...]:

@@ -11,6 +11,7 @@ from .kernel import (
     Bind,
     FillRandom,
     Finish,
+    Fold,
     Kernel,
     Let,
     LoadElement,
@@ -22,6 +23,7 @@ from .kernel import (
     Start,
     Statement,
     StoreElement,
+    Tile,
     Var,
     When,
     WriteLocal,
@@ -135,7 +137,7 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
         case Start():
             scope.accumulators.add(s.accumulator.name)
         case Accumulate():
-            use(s.lane, *s.inputs)
+            use(s.lane, s.rounds, *s.inputs)
             _started(kernel, s.accumulator.name, scope)
         case Finish():
             use(s.lane)
@@ -144,6 +146,12 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
         case Rescale():
             use(s.factor)
             _started(kernel, s.accumulator.name, scope)
+        case Fold():
+            use(*s.inputs, *(a.poly() for a in s.over))
+            define(*s.parts)
+        case Tile():
+            use(s.limit)
+            scope.names.add(s.axis.name)
         case Bind():
             use(s.value)
             scope.names.add(s.axis.name)

@@ -383,13 +383,12 @@ class NestScheduler:
         kind, at = ("strip", lane.poly()) if lane is not None else ("tile", Poly.ZERO)
         if axis in self.chunks:
             with self._chunk_loop(axis, kind, lanes, lane):
-                self._point(items, at)
+                self._point(items, at, strip=axis)
             return
-        pieces = self.pieces(axis, items)
-        for low, high in pieces:
+        for low, high in self.pieces(axis, items):
             loop = Axis(self.builder.name("j"), high - low)
             with self.builder.block(_closer(loop, kind, lanes, lane), {axis: low + loop}):
-                self._point(self._specialised(items, axis, low, high), at, even=len(pieces) == 1)
+                self._point(self._specialised(items, axis, low, high), at, strip=axis)
 
     def _tile(self, items: list[Item]) -> None:
         """The lanes of the program's own tile (tile mode)."""
@@ -400,8 +399,8 @@ class NestScheduler:
             self._point(items, self.last_loop.poly())
             self.builder.tile = None
 
-    def _point(self, items: list[Item], lane: Poly, even: bool = False) -> None:
-        """Compute every item at the current point. `even`: one strip over the vector axis feeds all lanes.
+    def _point(self, items: list[Item], lane: Poly, strip: Axis | None = None) -> None:
+        """Compute every item at the current point, inside the strip over the class `strip` if any.
 
         All values come first, then the stores: one of them may overwrite an input that others read here.
         """
@@ -412,10 +411,27 @@ class NestScheduler:
                 continue
             assert item.accumulator is not None
             at = lane if item.accumulator.lanes > 1 else Poly.ZERO
-            alone = even and item.reduce is not None and len(item.reduce.over) == 1
-            self.builder.add(Accumulate(item.accumulator, at, values, alone))
+            self.builder.add(Accumulate(item.accumulator, at, values, self._rounds(item, strip)))
         for value, kept in self.keeping.items():
             self.builder.add(WriteLocal(kept.local, self.builder.resolve(kept.index), self.builder.emit(value)))
+
+    def _rounds(self, item: Item, strip: Axis | None) -> Poly | None:
+        """How often the sweeps around this point have run before it; None where one of them is cut into pieces."""
+        assert item.reduce is not None
+        reduced = {self.nest.bound[a] for a in item.reduce.over}
+        rounds = Poly.ZERO
+        for axis in (a for scope in self.builder.scopes for a in scope.bindings if a in reduced):
+            at = self.builder.resolve(axis.poly())
+            if axis in self.chunks:
+                if rounds.terms and axis is not strip:
+                    return None  # the last chunk may be shorter
+                chunk, size = self.chunks[axis]
+                at -= self.builder.resolve(chunk * size)
+            elif len(at.terms) != 1 or [a.extent for a in at.atoms() if isinstance(a, Axis)] != [axis.extent]:
+                return None
+            if axis is not strip:
+                rounds = rounds * axis.extent + at
+        return rounds
 
 
 def _symbols(nest: Nest) -> tuple[Symbol, ...]:
