@@ -50,7 +50,7 @@ def main() -> int:
     last = options.seed + options.n
     jobs = _batches([seed for seed in range(options.seed, last) if seed not in done])
     print(
-        f"backend {BACKEND}: programs {options.seed} to {last - 1}, {len(jobs)} batches to do, {len(done)} programs done"
+        f"backend {BACKEND}: programs {options.seed} to {last - 1}, {len(jobs)} batches to do, {len(done)} done before"
     )
     stop_at = time.monotonic() + 60 * options.minutes if options.minutes else None
     _run(jobs, log, options, stop_at)

@@ -59,22 +59,31 @@ def failure(program: Program, backend: str | Compiler = BACKEND) -> str | None:
     """What is wrong with the compiled program; None if nothing is, or if it does all that aot_eager does.
 
     Tracing itself loses some things: layouts, writes through expanded views, copies between scalars.
-    Where it does, aot_eager is wrong too, and takes eager's place.
+    Where it does, aot_eager is wrong too, and what it does takes eager's place.
     """
     wrong = _difference(program, backend, "eager")
-    if wrong is None or _difference(program, "aot_eager", "eager") is None:
-        return wrong
-    return _difference(program, backend, "aot_eager") and f"{wrong}; aot_eager is wrong too, but otherwise"
+    if wrong is None:
+        return None
+    traced = _difference(program, "aot_eager", "eager")
+    if traced is None:
+        return _text(wrong)
+    if isinstance(traced, Mismatch):
+        same = _difference(program, backend, "aot_eager") is None
+    else:
+        same = _text(wrong) == _text(traced)
+    return None if same else f"{_text(wrong)}; aot_eager is wrong too, but otherwise"
 
 
-def _difference(program: Program, backend: str | Compiler, model: str) -> str | None:
+def _difference(program: Program, backend: str | Compiler, model: str) -> Exception | None:
     try:
         check_program(program, backend, model)
-    except Mismatch as error:
-        return str(error)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return error
     return None
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
 
 
 def shrink(program: Program, backend: str | Compiler = BACKEND) -> tuple[Program, str]:
