@@ -30,6 +30,18 @@ def test_one_kernel_with_its_lines_and_bytes() -> None:
     assert kernel.source and kernel.schedule
 
 
+def test_numbers_of_dynamic_sizes_are_those_of_the_sizes_at_hand() -> None:
+    for rows in (40, 3000):
+        x = torch.randn(rows, 96)
+        torch._dynamo.mark_dynamic(x, 0)
+        explanation = onepass.explain(lambda x: torch.softmax(x * 2, -1), x)
+        (graph,) = explanation.graphs
+        assert list(graph.sizes.values()) == [rows]
+        assert f"numbers are for {next(iter(graph.sizes))} = {rows}" in str(explanation)
+        assert f"= {rows}" in explanation.to_html()
+        assert explanation.bytes_moved == explanation.bytes_minimum == 2 * x.nbytes
+
+
 def test_forward_and_backward() -> None:
     model = nn.Sequential(nn.LayerNorm(64), nn.GELU())
     explanation = onepass.explain(model, torch.randn(32, 64, requires_grad=True))

@@ -76,10 +76,15 @@ def test_options_are_part_of_the_key() -> None:
 
 def test_symbolic_sizes_count_by_their_place_not_their_name() -> None:
     a = trace(lambda x: x * x.shape[0], torch.zeros(5, 3), dynamic=True)
-    b = trace(lambda x: x * x.shape[0], torch.zeros(9, 4), dynamic=True)
+    b = trace(lambda y: y * y.shape[0], torch.zeros(5, 3), dynamic=True)
     c = trace(lambda x: x * x.shape[1], torch.zeros(5, 3), dynamic=True)
     assert graph_fingerprint(a, "") == graph_fingerprint(b, "") != graph_fingerprint(c, "")
     assert graph_fingerprint(a, "") != key(lambda x: x * 5, torch.zeros(5, 3))
+
+
+def test_hints_count_because_they_decide_the_plan() -> None:
+    keys = {key(lambda x: x.sum(), torch.zeros(rows, 3), dynamic=True) for rows in (5, 9)}
+    assert len(keys) == 2
 
 
 def test_square_and_free_shapes_differ() -> None:

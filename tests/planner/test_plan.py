@@ -50,6 +50,20 @@ def test_a_split_cannot_be_read_again_and_says_so() -> None:
     assert any("needed again over the split axis" in d.reason for d in e.rejected)
 
 
+def test_a_large_sum_of_any_size_is_split_over_programs() -> None:
+    """The plan is made for the size at hand and right for every other."""
+    run = torch.compile(lambda x: x.sum(), backend="onepass", options=STRICT, dynamic=True)
+    with record_compilations() as records:
+        for shape in ((4096, 4096), (2, 3), (5000, 77), (129, 4099)):
+            x = torch.rand(shape)
+            torch.testing.assert_close(run(x).double(), x.double().sum(), rtol=1e-6, atol=0)
+    assert len(records[0].kernels) == 2 and "split over" in records[0].kernels[0].schedule
+    torch._dynamo.reset()
+    with record_compilations() as records:
+        run(torch.rand(6, 7))
+    assert len(records[0].kernels) == 1
+
+
 def test_fuse_off_gives_one_kernel_per_operation() -> None:
     with torch.no_grad():
         e = onepass.explain(lambda x: torch.relu(x + 1) * 2, torch.randn(64, 64), options={**STRICT, "fuse": False})

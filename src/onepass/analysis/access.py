@@ -1,6 +1,6 @@
 """What an expression touches: flat offsets, sizes, bytes, operation counts.
 
-Sizes with symbols are priced at a nominal value: profit may guess, legality never does.
+Sizes with symbols are priced at the symbols' hints: profit may guess, legality never does.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ from functools import lru_cache
 from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
-from ..ir.poly import Axis, Poly, product
+from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Buffer
 
-NOMINAL_SIZE = 512
+NOMINAL_SIZE = 512  # of a symbol whose hint says nothing
 RANDOM_COST = 14.0
 
 
 @lru_cache(maxsize=16384)
 def estimate(poly: Poly) -> int:
-    """The number a size has, or would have at nominal symbols."""
+    """The number a size has, or would have where each symbol has its `assumed_size`."""
     constant = poly.constant
     if constant is not None:
         return constant
-    return max(0, poly.evaluate({s: max(NOMINAL_SIZE, s.lower) for s in poly.symbols()}))
+    return max(0, poly.evaluate({s: assumed_size(s) for s in poly.symbols()}))
+
+
+def assumed_size(symbol: Symbol) -> int:
+    """What a symbol is priced at. A hint of 0 or 1 is a special case of the sizes to come, not an example."""
+    return symbol.hint if symbol.hint is not None and symbol.hint > 1 else max(NOMINAL_SIZE, symbol.lower)
 
 
 def numel(shape: Iterable[Poly | Axis]) -> int:

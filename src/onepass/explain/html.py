@@ -12,7 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ..ir.record import CompileRecord, ExternRecord, KernelRecord
-from .text import byte_text, counted, decision_line, ratio_text, rejected_by_size, time_text
+from .text import byte_text, counted, decision_line, ratio_text, rejected_by_size, sizes_text, time_text
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -72,6 +72,8 @@ def _svg(shapes: list[str], height: int, title: str) -> str:
 
 def _graph(graph: CompileRecord, number: int) -> Iterator[str]:
     facts = f"target {escape(graph.target)}, cache {escape(graph.cache)}"
+    if graph.sizes:
+        facts += f"; any sizes, numbers are for {escape(sizes_text(graph.sizes))}"
     yield f"<section><h2>Graph {number}: {escape(graph.direction)}</h2><p>{facts}</p>"
     if graph.fallback:
         yield f"<p class=problem>Runs as eager: {escape(graph.fallback)}</p>"

@@ -6,10 +6,11 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 
 from __future__ import annotations
 
-from ..analysis.access import load_bytes, operation_cost, storage_bytes
+from ..analysis.access import assumed_size, load_bytes, operation_cost, storage_bytes
 from ..ir.expr import Expr, Load, postorder
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
+from ..ir.poly import Symbol
 from ..ir.program import Buffer, Define, Extern, Program, Update, View
 from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
 from ..ir.source import KernelSource
@@ -28,6 +29,8 @@ def measure(
     """Write what happened into the record."""
     record.program = repr(program)
     record.plan = _plan_text(plan)
+    symbols = [*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources]
+    record.sizes = {s.name: assumed_size(s) for s in symbols}
     for group, result in scheduled.items():
         for kernel in result.kernels:
             record.kernels.append(_kernel_record(group, kernel, result, sources[kernel], target))

@@ -52,6 +52,11 @@ def ratio_text(part: int, whole: int) -> str:
     return f"{part / whole:.2f}x" if whole else ""
 
 
+def sizes_text(sizes: dict[str, int]) -> str:
+    """What was assumed of sizes known at run time: "s0 = 64, s1 = 10"."""
+    return ", ".join(f"{_one_line(name)} = {size}" for name, size in sizes.items())
+
+
 def short_operation(name: str) -> str:
     """An operation as people call it: "aten.add.Tensor" -> "add"; other namespaces are kept."""
     parts = name.split(".")
@@ -100,6 +105,8 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     yield f"graph {number} of {total}: {graph.direction}, target {graph.target}, cache {graph.cache}{compiled}"
     if graph.fallback:
         yield f"  runs as eager: {_one_line(graph.fallback)}"
+    if graph.sizes:
+        yield f"  any sizes; numbers are for {sizes_text(graph.sizes)}"
     for kernel in graph.kernels:
         yield from _kernel(kernel)
     for extern in graph.externs:

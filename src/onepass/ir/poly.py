@@ -69,12 +69,15 @@ class Axis(Atom):
 
 
 class Symbol(Atom):
-    """A size known at run time; `lower` is a guaranteed lower bound."""
+    """A size known at run time; `lower` is a guaranteed lower bound.
 
-    __slots__ = ("lower", "name")
+    `hint` is the size's value when the graph was traced: profit may ask for it, legality never does.
+    """
 
-    def __init__(self, name: str, lower: int = 0) -> None:
-        self.name, self.lower = name, lower
+    __slots__ = ("hint", "lower", "name")
+
+    def __init__(self, name: str, lower: int = 0, hint: int | None = None) -> None:
+        self.name, self.lower, self.hint = name, lower, hint
         self.key = name
 
 

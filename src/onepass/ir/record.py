@@ -60,6 +60,7 @@ class CompileRecord:
     kernels: list[KernelRecord] = field(default_factory=list)
     externs: list[ExternRecord] = field(default_factory=list)
     decisions: list[DecisionRecord] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)  # what bytes and times assume of sizes known at run time
     bytes_moved: int = 0
     bytes_unfused: int = 0
     bytes_minimum: int = 0

@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from ..ir.callables import callable_name
 from ..ir.record import CompileRecord
 from .origins import origin_of
-from .torch_private import FakeTensor, OpOverload, folded_value, storage_key
+from .torch_private import FakeTensor, OpOverload, folded_value, storage_key, symbol_hint
 
 _SYMBOL = re.compile(r"\b[a-zA-Z_]+\d+\b")
 _OWN_NAMESPACES = ("aten", "prims", "onepass")
@@ -205,6 +205,7 @@ class _Text:
         if symbol.name not in self._symbols:
             canonical = self._symbols[symbol.name] = f"${len(self._symbols)}"
             bounds = shape_env.var_to_range.get(symbol)
-            # Only what lowering may rely on; the hint is not part of it.
             limits = "" if bounds is None else f"{bounds.lower}..{bounds.upper}"
-            self._ranges.append(f"{canonical} in {limits} {symbol.name[0]}")
+            # The program is right for every size in the limits; the hint decides how it is planned.
+            hint = symbol_hint(symbol, shape_env)
+            self._ranges.append(f"{canonical} in {limits} {symbol.name[0]} like {hint}")

@@ -105,7 +105,7 @@ class _Lowering:
             self.inputs.append(symbol)
             return poly
         # A product of sizes, say, given as one number: a symbol of its own.
-        whole_size = Symbol(name)
+        whole_size = Symbol(name, 0, value.node.hint)
         self.ctx.sizes.inputs[value.node.expr] = whole_size
         self.inputs.append(whole_size)
         return whole_size.poly()

@@ -1,7 +1,7 @@
 """Sizes: torch's symbolic integers as polys, without adding a guard.
 
-Only the expression of a SymInt is read, never its value. A size that has no polynomial form, or
-that depends on data, raises `Unsupported`.
+The expression of a SymInt is what counts; its value is only kept as a symbol's hint. A size that has
+no polynomial form, or that depends on data, raises `Unsupported`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .torch_private import (
     PythonMod,
     ToFloat,
     free_unbacked_symbols,
+    symbol_hint,
 )
 
 # Stands for an integer argument of which nothing is known.
@@ -78,7 +79,8 @@ class Sizes:
             raise Unsupported("a size depends on data")
         bounds = shape_env.var_to_range.get(symbol)
         lower = bounds.lower if bounds is not None else sympy.Integer(0)
-        self.symbols[symbol] = Symbol(symbol.name, int(lower) if lower.is_Integer else _NO_LOWER_BOUND)
+        at_least = int(lower) if lower.is_Integer else _NO_LOWER_BOUND
+        self.symbols[symbol] = Symbol(symbol.name, at_least, symbol_hint(symbol, shape_env))
 
     def _convert(self, expression: sympy.Expr) -> Poly:
         if expression in self.inputs and not expression.is_Symbol:

@@ -5,6 +5,8 @@ If a torch release moves one of these, this file is the only one to change.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch._inductor.inductor_prims  # registers prims.fma
 
@@ -44,6 +46,7 @@ __all__ = [
     "multiply_add_ops",
     "storage_key",
     "suggest_memory_format",
+    "symbol_hint",
     "type_to_dtype",
 ]
 
@@ -57,6 +60,15 @@ def multiply_add_ops() -> tuple[OpOverload, ...]:
 def storage_key(tensor: torch.Tensor) -> object:
     """Equal for tensors that share a storage."""
     return StorageWeakRef(tensor.untyped_storage())
+
+
+def symbol_hint(symbol: Any, shape_env: Any) -> int | None:
+    """The value a size symbol had when the graph was traced, if any; asking for it adds no guard."""
+    values = getattr(shape_env, "backed_var_to_val", None)
+    if values is None:
+        values = shape_env.var_to_val
+    value = values.get(symbol)
+    return int(value) if value is not None and value.is_Integer else None
 
 
 def folded_value(constant: torch.Tensor) -> float | int | bool | complex | None:
