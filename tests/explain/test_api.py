@@ -30,6 +30,27 @@ def test_one_kernel_with_its_lines_and_bytes() -> None:
     assert kernel.source and kernel.schedule
 
 
+def test_lines_are_the_users_not_those_of_torch() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = nn.functional.rms_norm(x, (64,))
+            return self.norm(y)
+
+    explanation = onepass.explain(Block(), torch.randn(32, 64, requires_grad=True))
+    lines = {operation["line"] for kernel in explanation.kernels for operation in kernel.operations}
+    assert all("test_api.py" in line for line in lines), lines
+    assert {line.split(": ")[-1] for line in lines} == {"y = nn.functional.rms_norm(x, (64,))", "return self.norm(y)"}
+
+
+def test_lines_of_a_program_that_is_all_torch() -> None:
+    kernels = onepass.explain(nn.Sequential(nn.LayerNorm(64)), torch.randn(32, 64)).kernels
+    assert all("torch" in operation["line"] for kernel in kernels for operation in kernel.operations)
+
+
 def test_numbers_of_dynamic_sizes_are_those_of_the_sizes_at_hand() -> None:
     for rows in (40, 3000):
         x = torch.randn(rows, 96)
