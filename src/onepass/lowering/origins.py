@@ -12,9 +12,8 @@ from torch.fx import Node
 from ..ir.program import Origin
 
 _FRAME = re.compile(r'File "(?P<path>[^"\n]*)", line (?P<line>\d+), in [^\n]*(?:\n\s*(?P<code>[^\n]*))?')
-
-# Code that calls the user's, or is called by it: torch and the package's own `explain`.
-_CALLERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1] / "explain"))
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_EXPLAIN = str(Path(__file__).parents[1] / "explain") + os.sep  # it calls the user's function
 
 
 def origin_of(node: Node) -> Origin:
@@ -31,12 +30,11 @@ def operation_name(target: object) -> str:
 
 
 def _user_line(stack_trace: str) -> str:
-    """The innermost frame of the user's own code, as `path:line: code`; of any code where none is."""
-    frames = list(_FRAME.finditer(stack_trace))
+    """The innermost frame outside torch (of torch where all are), as `path:line: code`."""
+    frames = [f for f in _FRAME.finditer(stack_trace) if not f["path"].startswith(_EXPLAIN)]
     if not frames:
         return ""
-    own = [f for f in frames if not f["path"].startswith(_CALLERS)]
-    last = (own or frames)[-1]
+    last = next((f for f in reversed(frames) if not f["path"].startswith(_TORCH)), frames[-1])
     place = f"{last['path']}:{last['line']}"
     code = (last["code"] or "").strip()
     return f"{place}: {code}" if code else place
