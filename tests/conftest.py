@@ -47,6 +47,17 @@ def _fresh() -> Iterator[None]:
 
 
 @pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plans are made for a CPU of two cores, whatever this machine has."""
+    from onepass.ir.target import targets
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    targets.cache_clear()
+    yield
+    targets.cache_clear()
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden(name, text)`: compare with the file beside the test, or write it under --update-golden."""
     folder = Path(request.path).parent

@@ -33,6 +33,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
     function, arguments = CASES[name]

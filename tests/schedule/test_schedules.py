@@ -11,6 +11,7 @@ import onepass
 from onepass.errors import KernelMismatch
 
 STRICT = {"strict": True}
+pytestmark = pytest.mark.usefixtures("two_cores")  # the form of a kernel follows from the target's facts
 
 
 def source_of(function: Callable[..., object], *arguments: torch.Tensor) -> str:
