@@ -17,14 +17,16 @@ import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx import GraphModule
+from torch.fx.experimental import _config as shape_config
 
 from .autograd.partition import SAVED_BYTES, partition
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
 from .ir.options import Options
 from .ir.record import CompileRecord
-from .ir.target import Target, find_target
+from .ir.target import Target, find_chip, find_target
 from .lowering.decompositions import decomposition_table
+from .lowering.fingerprint import kernel_device
 from .lowering.random import reset_streams
 
 Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -57,8 +59,15 @@ def _publish(record: CompileRecord) -> None:
 
 
 def choose_target(options: Options, graph: GraphModule) -> Target:
-    """The target of a graph: the one asked for, else the one of its tensors."""
-    return find_target("cpu" if options.target == "auto" else options.target)
+    """The target of a graph: the one asked for, else the chip its tensors are on."""
+    if options.target != "auto":
+        return find_target(options.target)
+    if kernel_device(graph) == "cpu":
+        return find_target("cpu")
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return find_chip(
+        getattr(properties, "gcnArchName", "") if torch.version.hip else "", properties.major, properties.minor
+    )
 
 
 def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:
@@ -117,11 +126,52 @@ compile_fx = onepass
 
 
 def jit(function: Callable[..., Any] | None = None, /, *, options: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-    """`torch.compile(function, backend="onepass")`; also as a decorator, with or without arguments."""
+    """`torch.compile(function, backend="onepass")`; also as a decorator, with or without arguments.
+
+    With `dynamic=True` one compilation serves every size, 1 included. `torch.compile` itself makes a graph of
+    its own where a size is 0 or 1, unless `torch.fx.experimental._config.backed_size_oblivious` is set.
+    """
     Options.make(options)  # a bad option is an error here, not at the first call
     if function is None:
         return lambda f: jit(f, options=options, **kwargs)
+    if kwargs.get("dynamic") and not torch.compiler.is_exporting():
+        return _for_any_size(function, options, **kwargs)
     return torch.compile(function, backend=onepass, options=options, **kwargs)
+
+
+def _for_any_size(
+    function: Callable[..., Any],
+    options: dict[str, Any] | None,
+    *,
+    fullgraph: bool = False,
+    mode: str | None = None,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """What `torch.compile` does, with the context it has no argument for. `name` is for other backends."""
+    if mode is not None and options is not None:
+        raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
+    backend = torch._TorchCompileWrapper(onepass, mode, options, kwargs["dynamic"])  # type: ignore[no-untyped-call]
+    backend.backend_ctx_ctor = _SizeOblivious  # type: ignore[attr-defined]
+    return torch._dynamo.optimize(backend=backend, nopython=fullgraph, **kwargs)(function)
+
+
+class _SizeOblivious:
+    """While a function traced for any size runs, and so may be traced, sizes 0 and 1 are like all others.
+
+    Dynamo enters it at every call: 1.5 us, as its own switch for `dynamic`; a `config.patch` takes 20.
+    """
+
+    __slots__ = ("_revert",)
+
+    def __enter__(self) -> None:
+        self._revert = _be_size_oblivious()
+
+    def __exit__(self, *_: object) -> None:
+        self._revert()
+
+
+_be_size_oblivious = shape_config._make_closure_patcher(backed_size_oblivious=True)
 
 
 def register() -> None:

@@ -69,6 +69,76 @@ def test_dynamic_batch_is_one_compilation(first: int) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("first", [7, 1])
+def test_jit_compiles_once_for_any_batch(first: int, fullgraph: bool) -> None:
+    import onepass
+    from onepass.backend import record_compilations
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.layer_norm(x, x.shape[-1:]) @ w
+        return F.gelu(y).softmax(-1) + x.mean(0, keepdim=True)[:, : w.shape[1]]
+
+    run = onepass.jit(function, dynamic=True, fullgraph=fullgraph, options={"strict": True})
+    w = torch.randn(24, 12)
+    with record_compilations() as records:
+        for batch in (first, 7, 1, 2, 3, 16, 31, 64, 100, 257, 1000):
+            x = torch.randn(batch, 24)
+            torch.testing.assert_close(run(x, w), function(x, w), rtol=1e-5, atol=1e-5)
+    assert [r.direction for r in records] == ["inference"]
+    assert not torch.fx.experimental._config.backed_size_oblivious
+
+
+@pytest.mark.parametrize("first", [7, 1])
+def test_jit_trains_any_batch_with_one_compilation(first: int) -> None:
+    import onepass
+    from onepass.backend import record_compilations
+
+    model = torch.nn.Sequential(torch.nn.LayerNorm(24), torch.nn.Linear(24, 12), torch.nn.GELU())
+    run = onepass.jit(model, dynamic=True, options={"strict": True})
+    with record_compilations() as records:
+        for batch in (first, 7, 1, 2, 3, 16, 31, 64, 100, 257, 1000):
+            x = torch.randn(batch, 24, requires_grad=True)
+            inputs = (x, *model.parameters())
+            ours, expected = run(x), model(x)
+            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+            gradients = torch.autograd.grad(expected.square().sum(), inputs)
+            for mine, theirs in zip(torch.autograd.grad(ours.square().sum(), inputs), gradients, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert [r.direction for r in records] == ["forward", "backward"]
+
+
+def test_jit_for_any_size_is_otherwise_as_torch_compile() -> None:
+    import onepass
+
+    @onepass.jit(dynamic=True)
+    def decorated(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    x = torch.randn(5, 5)
+    torch.testing.assert_close(decorated(x), x.sin() + 1)
+    assert decorated.__name__ == "decorated"
+    module = onepass.jit(torch.nn.Linear(5, 5), dynamic=True)
+    assert isinstance(module, torch.nn.Module)
+    torch.testing.assert_close(module(x), module._orig_mod(x))
+    off = onepass.jit(lambda x: x.sin(), dynamic=True, disable=True)
+    torch.testing.assert_close(off(x), x.sin())
+    with pytest.raises(TypeError, match="fulgraph"):
+        onepass.jit(lambda x: x, dynamic=True, fulgraph=True)
+    with pytest.raises(RuntimeError, match="mode or options"):
+        onepass.jit(lambda x: x, dynamic=True, mode="default", options={"strict": True})
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        onepass.jit(breaks, dynamic=True, fullgraph=True)(x)
+    with pytest.raises(ZeroDivisionError):
+        onepass.jit(lambda x: 1 // 0, dynamic=True)(x)
+    assert not torch.fx.experimental._config.backed_size_oblivious
+
+
 def test_dynamic_batch_with_dynamos_own_rules() -> None:
     """By default dynamo makes size 1 a graph of its own; every other size shares one."""
 

@@ -34,6 +34,14 @@ Options that change code are part of the cache key; the others only print or che
 | `ONEPASS_STRICT` | `1`: the `strict` option |
 | `ONEPASS_CACHE_DIR` | the cache folder (default: `onepass` in the user's cache folder) |
 | `CC` | the C compiler (default: the first of cc, gcc, clang) |
+
+## Sizes known at run time
+
+`onepass.jit(f, dynamic=True)` compiles once for every size, 1 included, whichever comes first.
+`torch.compile(f, backend="onepass", dynamic=True)` follows torch's own rule: a size of 0 or 1 is a graph of its own,
+every other size shares one, unless `torch.fx.experimental._config.backed_size_oblivious` is set while it is traced.
+Either way a program is right for every size its guards admit; plans and the numbers of `explain` are made for the
+sizes it was first called with (sizes of 0 and 1 count as 512), which the explanation names.
 """
 
 
