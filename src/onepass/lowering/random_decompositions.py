@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,6 +16,7 @@ from .random import next_stream
 
 aten = torch.ops.aten
 RANDOM: dict[Any, Callable[..., Any]] = {}
+Draw: TypeAlias = Callable[[Sequence[Any], torch.dtype, torch.device], torch.Tensor]
 
 
 def _decomposes(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -27,20 +28,18 @@ def _decomposes(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., A
     return register
 
 
-def _uniform(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _drawn(operation: Any, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     stream = next_stream()
-    drawn: torch.Tensor = torch.ops.onepass.uniform(
-        torch.ops.onepass.seed(stream), stream, size, dtype=dtype, device=device
-    )
+    drawn: torch.Tensor = operation(torch.ops.onepass.seed(stream), stream, size, dtype=dtype, device=device)
     return drawn
+
+
+def _uniform(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return _drawn(torch.ops.onepass.uniform, size, dtype, device)
 
 
 def _normal(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    stream = next_stream()
-    drawn: torch.Tensor = torch.ops.onepass.normal(
-        torch.ops.onepass.seed(stream), stream, size, dtype=dtype, device=device
-    )
-    return drawn
+    return _drawn(torch.ops.onepass.normal, size, dtype, device)
 
 
 def _real(dtype: torch.dtype) -> bool:
@@ -84,29 +83,34 @@ def bernoulli_p(x: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> An
     return _like(x, _uniform(x.shape, torch.float32, x.device) < p)
 
 
+def _made(draw: Draw, size: Sequence[Any], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Any:
+    dtype = dtype or torch.get_default_dtype()
+    if not _real(dtype) or layout not in (None, torch.strided) or pin_memory:
+        return NotImplemented
+    return draw(size, dtype, torch.device(device or torch.get_default_device()))
+
+
 @_decomposes(aten.rand.default)
 def rand(
     size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Any:
-    dtype = dtype or torch.get_default_dtype()
-    if not _real(dtype) or layout not in (None, torch.strided) or pin_memory:
-        return NotImplemented
-    return _uniform(size, dtype, torch.device(device or torch.get_default_device()))
+    return _made(_uniform, size, dtype, layout, device, pin_memory)
 
 
 @_decomposes(aten.randn.default)
 def randn(
     size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Any:
-    dtype = dtype or torch.get_default_dtype()
-    if not _real(dtype) or layout not in (None, torch.strided) or pin_memory:
-        return NotImplemented
-    return _normal(size, dtype, torch.device(device or torch.get_default_device()))
+    return _made(_normal, size, dtype, layout, device, pin_memory)
 
 
-def _plain_like(x: torch.Tensor, dtype: Any, layout: Any, device: Any, memory_format: Any) -> bool:
+def _made_like(draw: Draw, x: torch.Tensor, dtype: Any, layout: Any, device: Any, memory_format: Any) -> Any:
+    dtype = dtype or x.dtype
     same_place = device is None or torch.device(device) == x.device
-    return _real(dtype or x.dtype) and layout in (None, torch.strided) and same_place
+    if not _real(dtype) or layout not in (None, torch.strided) or not same_place:
+        return NotImplemented
+    drawn = draw(x.shape, dtype, x.device)
+    return aten.copy(torch.empty_like(x, dtype=dtype, memory_format=memory_format or torch.preserve_format), drawn)
 
 
 @_decomposes(aten.rand_like.default)
@@ -119,11 +123,7 @@ def rand_like(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Any:
-    if not _plain_like(x, dtype, layout, device, memory_format):
-        return NotImplemented
-    drawn = _uniform(x.shape, dtype or x.dtype, x.device)
-    empty = torch.empty_like(x, dtype=dtype or x.dtype, memory_format=memory_format or torch.preserve_format)
-    return aten.copy(empty, drawn)
+    return _made_like(_uniform, x, dtype, layout, device, memory_format)
 
 
 @_decomposes(aten.randn_like.default)
@@ -136,11 +136,7 @@ def randn_like(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Any:
-    if not _plain_like(x, dtype, layout, device, memory_format):
-        return NotImplemented
-    drawn = _normal(x.shape, dtype or x.dtype, x.device)
-    empty = torch.empty_like(x, dtype=dtype or x.dtype, memory_format=memory_format or torch.preserve_format)
-    return aten.copy(empty, drawn)
+    return _made_like(_normal, x, dtype, layout, device, memory_format)
 
 
 @_decomposes(aten.uniform.default)
