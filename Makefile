@@ -38,7 +38,7 @@ test: $(STAMP)
 SANITIZER = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libstdc++.so.6)
 sanitize: $(STAMP)
 	CC="gcc -fsanitize=address" LD_PRELOAD="$(SANITIZER)" \
-	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:detect_odr_violation=0 \
+	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:detect_odr_violation=0:allocator_may_return_null=1 \
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
 
 check: $(STAMP)

@@ -24,8 +24,9 @@ from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
 from .ir.options import Options
 from .ir.record import CompileRecord
-from .ir.target import Target, find_target
+from .ir.target import Target, find_chip, find_target
 from .lowering.decompositions import decomposition_table
+from .lowering.fingerprint import kernel_device
 from .lowering.random import reset_streams
 
 Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -58,8 +59,15 @@ def _publish(record: CompileRecord) -> None:
 
 
 def choose_target(options: Options, graph: GraphModule) -> Target:
-    """The target of a graph: the one asked for, else the one of its tensors."""
-    return find_target("cpu" if options.target == "auto" else options.target)
+    """The target of a graph: the one asked for, else the chip its tensors are on."""
+    if options.target != "auto":
+        return find_target(options.target)
+    if kernel_device(graph) == "cpu":
+        return find_target("cpu")
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return find_chip(
+        getattr(properties, "gcnArchName", "") if torch.version.hip else "", properties.major, properties.minor
+    )
 
 
 def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:

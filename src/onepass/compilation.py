@@ -5,7 +5,7 @@ A hit loads the stored host program and machine code; the compiler itself is not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,12 @@ from .ir.host_json import MalformedProgram
 from .ir.options import Options
 from .ir.record import CompileRecord, stage
 from .ir.target import Target
-from .lowering.fingerprint import graph_constants, graph_fingerprint, reattach
+from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
+from .runtime.builders import INTERPRETED, builder_for
 from .runtime.cache import Cache, default_cache
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
-from .runtime.kernels import build_kernels
-from .runtime.toolchain import PRELUDE_FOLDER, Toolchain, find_toolchain
+from .runtime.kernels import Builder, LoadedKernel, build_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +34,23 @@ class Compiled:
 
 def compile_graph(graph: GraphModule, target: Target, options: Options, direction: str) -> Compiled:
     """Compile one AOTAutograd graph, or take it from the cache."""
-    toolchain = find_toolchain(PRELUDE_FOLDER)
+    builder = builder_for(target)
     cache = default_cache() if options.cache and options.debug < 5 else None  # 5 checks, and stores nothing
-    key = graph_fingerprint(graph, f"{options.code_key()} {target} {direction} {toolchain.fingerprint()}")
+    key = graph_fingerprint(graph, f"{options.code_key()} {target} {direction} {builder.fingerprint()}")
     constants = graph_constants(graph)
     if cache is not None and key is not None and (found := load_graph(cache, key, constants)) is not None:
         record = reattach(found.record, found.nodes, graph)
         record.cache = "hit"
         report_stage(options, record)
         try:
-            return _build(found, record, toolchain, cache)
+            return _build(found, record, builder, cache, graph)
         except MalformedProgram:
             cache.discard_graph(key)
     from .pipeline import compile_entry  # here, because a hit does without
 
     record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
     entry, wrapper = compile_entry(graph, target, options, record)
-    compiled = _build(entry, record, toolchain, cache)
+    compiled = _build(entry, record, builder, cache, graph)
     if wrapper is not None:
         compiled = replace(compiled, call=wrapper(compiled.call))
     if cache is not None and key is not None:
@@ -58,8 +58,41 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
     return compiled
 
 
-def _build(entry: GraphEntry, record: CompileRecord, toolchain: Toolchain, cache: Cache | None) -> Compiled:
+def _build(
+    entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None, graph: GraphModule
+) -> Compiled:
     with stage(record, "build"):
-        kernels = build_kernels(entry.kernels, toolchain, cache, build_progress())
+        kernels = build_kernels(entry.kernels, builder, cache, build_progress())
+        _note_resources(record, entry, kernels)
+        if not _can_run(record.target, graph):
+            return Compiled(_as_traced(graph), record)
         executable = Executable(entry.host, kernels)
     return Compiled(executable.call, record)
+
+
+def _note_resources(record: CompileRecord, entry: GraphEntry, kernels: Sequence[LoadedKernel]) -> None:
+    """What the chip's own compiler said of every kernel, where it did."""
+    built = {s.text: getattr(k.function, "built", None) for s, k in zip(entry.kernels, kernels, strict=True)}
+    for kernel in record.kernels:
+        found = built.get(kernel.source)
+        if found is not None:
+            kernel.registers, kernel.spilled_bytes = found.registers, found.spills
+            kernel.shared_bytes = found.shared
+
+
+def _can_run(target: str, graph: GraphModule) -> bool:
+    """Whether the kernels of a target can run on the graph's tensors; a plan for an absent chip cannot."""
+    on_host = target in ("cpu", INTERPRETED)
+    return on_host == (kernel_device(graph) == "cpu")
+
+
+def _as_traced(graph: GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph run operation by operation."""
+
+    def call(args: list[Any]) -> Any:
+        taken = list(args)
+        args.clear()
+        return graph.forward(*taken)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from .codegen.c import emit_c
 from .codegen.host import emit_host
+from .codegen.triton import emit_triton
 from .explain.checking import checked, observed
 from .explain.debug import report_stage
 from .explain.measure import measure
@@ -24,7 +25,7 @@ from .ir.source import KernelSource
 from .ir.target import Target
 from .ir.verify import verify_program
 from .ir.verify_kernel import verify_kernel, verify_plan
-from .lowering.fingerprint import node_names
+from .lowering.fingerprint import kernel_device, node_names
 from .lowering.graph import lower_graph
 from .planner.plan import plan_fusion
 from .runtime.entries import GraphEntry
@@ -40,7 +41,14 @@ def compile_entry(
 ) -> tuple[GraphEntry, Wrapper | None]:
     """What a graph becomes, ready to be built, and what to wrap around its call, if it is to be checked."""
     with stage(record, "lower"):
-        program = lower_graph(graph, precision=options.precision, strict=options.strict)
+        device = "" if target.language == "c" else kernel_device(graph)
+        program = lower_graph(
+            graph,
+            precision=options.precision,
+            strict=options.strict,
+            wide_statistics=target.wide_statistics,
+            device=device,
+        )
         verify_program(program)
     with stage(record, "plan"):
         plan = plan_fusion(program, target, options)
@@ -54,7 +62,7 @@ def compile_entry(
         for kernel in kernels:
             verify_kernel(kernel)
     with stage(record, "emit"):
-        sources, numbers = _emit(kernels)
+        sources, numbers = _emit(kernels, target)
         watched = observed(program, plan) if options.debug >= CHECK_LEVEL else program
         host = emit_host(watched, plan, scheduled, numbers)
     measure(record, program, plan, scheduled, {k: sources[n] for k, n in numbers.items()}, target)
@@ -65,13 +73,14 @@ def compile_entry(
     return entry, lambda call: checked(call, program, plan)
 
 
-def _emit(kernels: list[Kernel]) -> tuple[list[KernelSource], dict[Kernel, int]]:
+def _emit(kernels: list[Kernel], target: Target) -> tuple[list[KernelSource], dict[Kernel, int]]:
     """Sources without repetition, and which one each kernel uses."""
     sources: list[KernelSource] = []
     by_key: dict[str, int] = {}
     numbers: dict[Kernel, int] = {}
+    emit = emit_triton if target.language == "triton" else emit_c
     for kernel in kernels:
-        source = emit_c(kernel)
+        source = emit(kernel)
         if source.key not in by_key:
             by_key[source.key] = len(sources)
             sources.append(source)

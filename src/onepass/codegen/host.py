@@ -256,9 +256,17 @@ class _Emitter:
         match event:
             case Kernel():
                 self._allocate([b for b in event.parameters if self._uses.of(b) not in self._names])
-                buffers = tuple(self._name(b) for b in event.parameters)
+                by_value = event.numbers if event.warps else ()
+                buffers = tuple(self._name(b) for b in event.parameters if b not in by_value)
                 number = self._kernel_numbers[event]
-                self.instructions.append(Launch(number, buffers, tuple(self._size(s) for s in event.symbols)))
+                sizes = tuple(self._size(s) for s in event.symbols)
+                if event.warps:
+                    programs = self._size(product(g.extent for g in event.grid))
+                    numbers = tuple(self._name(b) for b in by_value)
+                    device = event.writes[0].device
+                    self.instructions.append(Launch(number, buffers, sizes, programs, device, numbers))
+                else:
+                    self.instructions.append(Launch(number, buffers, sizes))
             case Extern():
                 self._drop_spare()  # the operator may allocate
                 self._call(event)

@@ -69,8 +69,8 @@ def kernel_to_json(source: KernelSource) -> dict[str, Any]:
 def kernel_from_json(data: Any) -> KernelSource:
     """The kernel that `kernel_to_json` wrote."""
     try:
-        return KernelSource(**data)
-    except TypeError as error:
+        return KernelSource(**{**data, "signature": tuple(data.get("signature", ()))})
+    except (TypeError, AttributeError) as error:
         raise MalformedProgram(f"not a kernel: {error!r}") from error
 
 

@@ -255,6 +255,12 @@ class Kernel:
     def parameters(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys((*self.writes, *self.reads)))
 
+    @property
+    def numbers(self) -> tuple[Buffer, ...]:
+        """Parameters handed over by value: single numbers that live on another device than the results."""
+        device = self.writes[0].device
+        return tuple(b for b in self.parameters if b.device != device and not b.shape)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledGroup:

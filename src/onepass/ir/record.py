@@ -23,6 +23,9 @@ class KernelRecord:
     schedule: str
     source: str
     predicted_us: float
+    registers: int = 0  # per thread; 0 where nobody counts them
+    spilled_bytes: int = 0
+    shared_bytes: int = 0
 
 
 @dataclass(slots=True)

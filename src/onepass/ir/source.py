@@ -14,16 +14,22 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """`text` is a translation unit exporting `int entry(pointers..., int64 symbols..., int64 threads)`."""
+    """`text` is a translation unit exporting `int entry(pointers..., int64 symbols..., int64 threads)`.
+
+    In Triton it is a module with the function `entry(pointers..., symbols...)`; `signature` has their types.
+    """
 
     name: str
-    language: str  # "c"
+    language: str  # "c" | "triton"
     text: str
     entry: str
     key: str
     pointers: int
     symbols: int
     raises: bool  # the returned status is checked
+    signature: tuple[str, ...] = ()
+    warps: int = 0
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +122,17 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run kernel number `kernel` on buffers and sizes."""
+    """Run kernel number `kernel` on buffers and sizes.
+
+    A tile kernel has a grid of `programs` on a `device`; `numbers` are buffers handed over by value.
+    """
 
     kernel: int
     buffers: tuple[str, ...]
     symbols: tuple[str, ...]
+    programs: str = ""
+    device: str = ""
+    numbers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Nothing in planning or scheduling asks which emitter follows; it asks these numb
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import UnknownTarget
@@ -33,6 +33,9 @@ class Target:
     operations_per_kernel: int = 600
     members_per_kernel: int = 64  # operations of the program: what one compilation of a kernel can bear
     live_values: int = 256  # values alive at once in one kernel
+    warp: int = 0  # threads in lockstep, where a program is a block of them that holds tiles; 0: it is one thread
+    split_programs: int = 128  # programs a split reduction is shared out to
+    wide_statistics: bool = False  # variances accumulate in float64, as eager does there
 
 
 def _cpu() -> Target:
@@ -41,15 +44,29 @@ def _cpu() -> Target:
         name="cpu", language="c", processors=processors, launch_us=3.0,
         memory_bytes_per_us=8_000.0 * min(processors, 8), cache_bytes_per_us=40_000.0 * processors,
         operations_per_us=12_000.0 * processors, vector_bytes=64, held_bytes=32 * 1024, cache_bytes=512 * 1024,
-        streamed_bytes=16 << 20,
+        streamed_bytes=16 << 20, wide_statistics=True,
+    )  # fmt: skip
+
+
+def _gpu(
+    name: str, processors: int, launch_us: float, memory: float, cache: float, operations: float,
+    cache_mb: int, shared_kb: int, warp: int = 32,
+) -> Target:  # fmt: skip
+    """Rates in units of 1e3 bytes or operations per microsecond; the cache's share of a processor is halved twice."""
+    return Target(
+        name=name, language="triton", processors=processors, launch_us=launch_us,
+        memory_bytes_per_us=memory * 1e3, cache_bytes_per_us=cache * 1e3, operations_per_us=operations * 1e3,
+        vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
+        shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
     )  # fmt: skip
 
 
 _GPUS = (
-    Target("sm_80", "triton", 108, 3.0, 1_750e3, 4_500e3, 9.7e6, 16, 64 << 10, 40 << 20, 163 << 10, 65536),
-    Target("sm_90", "triton", 132, 3.0, 4_230e3, 9_000e3, 33.0e6, 16, 64 << 10, 60 << 20, 227 << 10, 65536),
-    Target("sm_100", "triton", 148, 3.0, 7_200e3, 15_000e3, 37.0e6, 16, 64 << 10, 126 << 20, 227 << 10, 65536),
-    Target("gfx942", "triton", 304, 5.0, 4_000e3, 10_000e3, 40.0e6, 16, 64 << 10, 256 << 20, 64 << 10, 65536),
+    _gpu("sm_80", 108, 3.0, 1_750, 4_500, 9_700, 40, 163),
+    _gpu("sm_90", 132, 3.0, 4_230, 9_000, 33_000, 60, 227),
+    _gpu("sm_100", 148, 3.0, 7_200, 15_000, 37_000, 126, 227),
+    _gpu("gfx942", 304, 5.0, 4_000, 10_000, 40_000, 256, 64, warp=64),
+    replace(_gpu("triton-interpret", 4, 3.0, 4_230, 9_000, 33_000, 60, 227), wide_statistics=True),
 )
 
 
@@ -57,6 +74,14 @@ _GPUS = (
 def targets() -> dict[str, Target]:
     """Every target by name; "cpu" is this machine."""
     return {t.name: t for t in (_cpu(), *_GPUS)}
+
+
+def find_chip(architecture: str, major: int, minor: int) -> Target:
+    """The target of a GPU: by architecture name, or by the newest entry whose code it runs."""
+    if architecture:
+        return find_target(architecture.split(":")[0])
+    fitting = [t for t in targets().values() if t.name in {f"sm_{major}{m}" for m in range(minor + 1)}]
+    return fitting[-1] if fitting else find_target(f"sm_{major}{minor}")
 
 
 def find_target(name: str) -> Target:

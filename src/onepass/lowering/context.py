@@ -30,6 +30,7 @@ class Context:
 
     def __init__(self, precision: str) -> None:
         self.precision = precision
+        self.wide_statistics = True
         self.sizes = Sizes()
         self.statements: list[Statement] = []
         self.origin = Origin("", "")

@@ -209,3 +209,15 @@ class _Text:
             # The program is right for every size in the limits; the hint decides how it is planned.
             hint = symbol_hint(symbol, shape_env)
             self._ranges.append(f"{canonical} in {limits} {symbol.name[0]} like {hint}")
+
+
+def kernel_device(graph_module: GraphModule) -> str:
+    """The kind of device most of a graph's work is on: any but the CPU, if one of its tensors is there."""
+    kinds = {v.device.type for n in graph_module.graph.nodes for v in _tensors(n.meta.get("val"))}
+    return next(iter(sorted(kinds - {"cpu"})), "cpu")
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for v in value for t in _tensors(v)] if isinstance(value, tuple | list) else []

@@ -34,18 +34,31 @@ aten = torch.ops.aten
 RULE_MODULES = (activations, creation, indexing, movement, pointwise, random, reductions, views)
 
 
-def lower_graph(graph_module: GraphModule, *, precision: str = "fused", strict: bool = False) -> Program:
-    """Lower an AOTAutograd graph. `strict` re-raises errors inside rules instead of falling back."""
-    return _Lowering(graph_module, precision, strict).run()
+def lower_graph(
+    graph_module: GraphModule,
+    *,
+    precision: str = "fused",
+    strict: bool = False,
+    wide_statistics: bool = True,
+    device: str = "",
+) -> Program:
+    """Lower an AOTAutograd graph. `strict` re-raises errors inside rules instead of falling back.
+
+    `device` is the kind of device kernels run on (any where empty); `wide_statistics`: variances in float64.
+    """
+    lowering = _Lowering(graph_module, precision, strict, device)
+    lowering.ctx.wide_statistics = wide_statistics
+    return lowering.run()
 
 
 class _Lowering:
     """One walk over a graph."""
 
-    def __init__(self, graph_module: GraphModule, precision: str, strict: bool) -> None:
+    def __init__(self, graph_module: GraphModule, precision: str, strict: bool, device: str) -> None:
         assert precision in ("fused", "eager"), precision
         self.module = graph_module
         self.strict = strict
+        self.device = device
         self.ctx = Context(precision)
         self.values: dict[Node, Any] = {}
         self.given: dict[Node, Ref] = {}  # tensor inputs, as they were before any update
@@ -167,6 +180,8 @@ class _Lowering:
         devices |= {meta.device for meta in self.ctx.outs}
         if len(devices) > 1:
             raise Unsupported("several devices")
+        if self.device and any(torch.device(d).type != self.device for d in devices):
+            raise Unsupported(f"not on the {self.device} device that this graph's kernels run on")
         positional, named = normalise(node.target, args, kwargs)
         return rule(self.ctx, *positional, **named)
 

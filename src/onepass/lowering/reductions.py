@@ -216,8 +216,9 @@ def _variance(
     mean_value: Expr
     squares: Expr
     if at.over:
-        # In float64, as eager does: data far from zero would lose most of its variance otherwise.
-        state = Reduce("welford", (pointwise("cast", value, dtype=DType.F64),), at.over)
+        # In float64 where eager does: data far from zero would lose most of its variance otherwise.
+        wide = DType.F64 if ctx.wide_statistics else compute
+        state = Reduce("welford", (pointwise("cast", value, dtype=wide),), at.over)
         mean_value, squares = (pointwise("cast", Part(state, k), dtype=compute) for k in (0, 1))
     else:
         deviation = pointwise("sub", value, value)  # 0, or NaN of a value that is not finite

@@ -35,9 +35,9 @@ from ..ir.source import (
     WriteBack,
 )
 from .kernels import LoadedKernel
-from .layout import settle, settle_result
+from .layout import settle, settle_result, word_of
 from .threads import thread_count
-from .torch_private import empty_cpu, view
+from .torch_private import current_stream, empty_cpu, empty_cuda, view
 
 _NAME = re.compile(r"[abxsw]\d+")
 _NUMBER = re.compile(r"\d+")
@@ -77,12 +77,14 @@ class _Writer:
         self._sizes: dict[str, str] = {}  # expression -> the variable that holds it
         self.namespace: dict[str, Any] = {
             "empty_cpu": empty_cpu,
+            "empty_cuda": empty_cuda,
             "empty_strided": torch.empty_strided,
             "raise_status": raise_status,
             "settle": settle,
             "settle_result": settle_result,
             "thread_count": thread_count,
             "view": view,
+            "word_of": word_of,
         }
 
     def source(self) -> str:
@@ -91,8 +93,11 @@ class _Writer:
         if inputs:
             self._line(f"{', '.join(inputs)}, = args")
         self._line("args.clear()")
-        if any(isinstance(i, Launch) for i in self._host.instructions):
+        launches = [i for i in self._host.instructions if isinstance(i, Launch)]
+        if any(not i.programs for i in launches):
             self._line("threads = thread_count()")
+        for device in dict.fromkeys(i.device for i in launches if i.programs):
+            self._line(f"{self._stream(device)} = current_stream({torch.device(device).index or 0})")
         for instruction in self._host.instructions:
             self._instruction(instruction)
         outputs = "".join(f"{self._tree(o)}, " for o in self._host.outputs)
@@ -138,6 +143,8 @@ class _Writer:
         dtype = self._dtype(allocate.dtype)
         if allocate.device == "cpu":
             self._line(f"{name} = empty_cpu({shape}, {strides}, {dtype})")
+        elif allocate.device.startswith("cuda") and allocate.device in ("cuda", "cuda:0"):
+            self._line(f"{name} = empty_cuda({shape}, {strides}, {dtype})")
         else:
             device = self._constant("device", allocate.device, torch.device(allocate.device))
             self._line(f"{name} = empty_strided({shape}, {strides}, dtype={dtype}, device={device})")
@@ -146,9 +153,12 @@ class _Writer:
         if launch.kernel not in range(len(self._kernels)):
             raise MalformedProgram(f"there is no kernel {launch.kernel!r}")
         kernel = self._kernels[launch.kernel]
-        if (len(launch.buffers), len(launch.symbols)) != (kernel.pointers, kernel.symbols):
+        if (len(launch.buffers), len(launch.symbols) + len(launch.numbers)) != (kernel.pointers, kernel.symbols):
             raise MalformedProgram(f"kernel {launch.kernel} takes other arguments")
         function = f"k{int(launch.kernel)}"
+        if launch.programs:
+            self._launch_tiles(launch, kernel)
+            return
         self.namespace[function] = kernel.function
         pointers = [f"{_name(b)}.data_ptr()" for b in launch.buffers]
         arguments = ", ".join([*pointers, *(self._size(s) for s in launch.symbols), "threads"])
@@ -158,6 +168,22 @@ class _Writer:
             self._line("if status: raise_status(status)")
         else:
             self._line(f"{function}({arguments}){comment}")
+
+    def _launch_tiles(self, launch: Launch, kernel: LoadedKernel) -> None:
+        index = torch.device(launch.device).index or 0
+        name = f"k{int(launch.kernel)}_{index}"
+        self.namespace[name], self.namespace[f"{name}_failed"] = kernel.function(index)
+        words = [f"{_name(b)}.data_ptr()" for b in launch.buffers]
+        words += [f"word_of({_name(b)})" for b in launch.numbers]
+        words += [self._size(s) for s in (*launch.symbols, launch.programs)]
+        arguments = ", ".join([*words, self._stream(launch.device)])
+        self._line(f"if {name}({arguments}): {name}_failed({arguments}){_comment(kernel.name)}")
+
+    def _stream(self, device: str) -> str:
+        """The variable that holds the current stream of a device."""
+        kind, index = torch.device(device).type, torch.device(device).index or 0
+        self.namespace["current_stream"] = current_stream if kind == "cuda" else _no_stream
+        return f"stream{index}"
 
     def _call(self, call: Call) -> None:
         comment = ""
@@ -260,6 +286,10 @@ class _Writer:
             return _name(ref.name)
         shape, strides = self._shape(ref.shape), self._shape(ref.strides)
         return f"view({_name(ref.name)}, {shape}, {strides}, {self._size(ref.offset)})"
+
+
+def _no_stream(_device: int) -> int:
+    return 0
 
 
 def _name(name: str) -> str:

@@ -6,7 +6,6 @@ once per process, whatever graph or thread asks; the compiler is not started whe
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import threading
@@ -14,21 +13,37 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import KernelBuildError
 from ..ir.source import KernelSource
 from .cache import Cache
 from .scratch import scratch_folder
-from .toolchain import Toolchain
 
 Progress = Callable[[int, int, str], None]  # (built so far, to build, name of the last one)
-Function = Callable[..., int]
+Function = Callable[..., Any]
+
+
+class Builder(Protocol):
+    """What turns one language's sources into functions."""
+
+    def fingerprint(self) -> str:
+        """Equal exactly where a built kernel may be used again."""
+
+    def build(self, source: KernelSource, output: Path) -> None:
+        """Leave the built kernel in a file, or raise `KernelBuildError` and leave nothing."""
+
+    def load(self, path: Path, source: KernelSource) -> Function:
+        """The function of a built kernel; OSError or AttributeError where the file is no good."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
-    """A function in memory: `function(*addresses, *sizes, threads)`, which releases the GIL."""
+    """A function in memory: `function(*addresses, *sizes, threads)`, which releases the GIL.
+
+    A tile kernel's is `function(device)`, which gives `launch(*addresses, *sizes, programs, stream)` and what to
+    call with the same arguments where that returns an error.
+    """
 
     name: str
     function: Function
@@ -43,24 +58,24 @@ _functions: dict[str, Future[Function]] = {}  # by artifact key; pending while s
 
 def build_kernels(
     sources: Sequence[KernelSource],
-    toolchain: Toolchain,
+    builder: Builder,
     cache: Cache | None = None,
     progress: Progress | None = None,
 ) -> list[LoadedKernel]:
     """The kernels in order. Raises `KernelBuildError` for one the compiler rejects."""
-    fingerprint = toolchain.fingerprint()
+    fingerprint = builder.fingerprint()
     keys = [artifact_key(s, fingerprint) for s in sources]
     futures, mine = _claim(keys, sources)
     missing: dict[str, KernelSource] = {}
     try:
         for key, source in mine.items():
-            function = _load_cached(key, source, cache)
+            function = _load_cached(key, source, builder, cache)
             if function is None:
                 missing[key] = source
             else:
                 futures[key].set_result(function)
         if missing:
-            _build_all(missing, futures, toolchain, cache, progress)
+            _build_all(missing, futures, builder, cache, progress)
     finally:
         _abandon([k for k in mine if not futures[k].done()], futures)
     return [
@@ -106,12 +121,12 @@ def _fail(key: str, future: Future[Function], error: BaseException) -> None:
 def _build_all(
     missing: dict[str, KernelSource],
     futures: dict[str, Future[Function]],
-    toolchain: Toolchain,
+    builder: Builder,
     cache: Cache | None,
     progress: Progress | None,
 ) -> None:
     with ThreadPoolExecutor(min(len(missing), _processors()), "onepass-build") as pool:
-        running = {pool.submit(_build, k, s, toolchain, cache): (k, s) for k, s in missing.items()}
+        running = {pool.submit(_build, k, s, builder, cache): (k, s) for k, s in missing.items()}
         for done, work in enumerate(as_completed(running), 1):
             key, source = running[work]
             error = work.exception()
@@ -127,12 +142,12 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _build(key: str, source: KernelSource, toolchain: Toolchain, cache: Cache | None) -> Function:
+def _build(key: str, source: KernelSource, builder: Builder, cache: Cache | None) -> Function:
     built = scratch_folder() / f"{key}.so"
-    toolchain.compile_c(source.text, built)
+    builder.build(source, built)
     stored = cache.add_kernel(key, built) if cache is not None else None
     try:
-        function = _load(stored or built, source)
+        function = builder.load(stored or built, source)
     except (OSError, AttributeError) as error:
         raise KernelBuildError("loading the result", str(error), str(built)) from error
     if stored is not None:
@@ -140,23 +155,15 @@ def _build(key: str, source: KernelSource, toolchain: Toolchain, cache: Cache | 
     return function
 
 
-def _load_cached(key: str, source: KernelSource, cache: Cache | None) -> Function | None:
+def _load_cached(key: str, source: KernelSource, builder: Builder, cache: Cache | None) -> Function | None:
     path = cache.kernel(key) if cache is not None else None
     if cache is None or path is None:
         return None
     try:
-        return _load(path, source)
+        return builder.load(path, source)
     except (OSError, AttributeError):
         cache.discard_kernel(key)
         return None
-
-
-def _load(path: Path, source: KernelSource) -> Function:
-    function: Any = getattr(ctypes.CDLL(str(path)), source.entry)
-    function.argtypes = [ctypes.c_void_p] * source.pointers + [ctypes.c_int64] * (source.symbols + 1)
-    function.restype = ctypes.c_int if source.raises else None
-    loaded: Function = function
-    return loaded
 
 
 def _after_fork() -> None:

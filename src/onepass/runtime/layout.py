@@ -39,3 +39,13 @@ def settle_result(tensor: torch.Tensor, shape: Sizes, strides: Sizes, dtype: tor
     if tensor.dtype is not dtype:
         raise LayoutMismatch("an operator", tensor.dtype, dtype)
     return settle(tensor, shape, strides)
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def word_of(number: torch.Tensor) -> int:
+    """The bits of a single number, for a kernel on another device."""
+    if number.dtype is torch.int64:
+        return int(number.item())
+    return int(number.contiguous().view(_WORDS[number.element_size()]).item())

@@ -9,6 +9,7 @@ in the cache never runs the compiler. `compile_c` leaves either the finished fil
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.util
@@ -18,10 +19,13 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from onepass.errors import CompilerNotFound, KernelBuildError
+from onepass.ir.source import KernelSource
 
 _CANDIDATES = ("cc", "gcc", "clang")
 _BUILD_SECONDS = 600
@@ -83,6 +87,18 @@ class Toolchain:
             os.replace(temporary, output)
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+    def build(self, source: KernelSource, output: Path) -> None:
+        """The kernel as a shared object."""
+        self.compile_c(source.text, output)
+
+    def load(self, path: Path, source: KernelSource) -> Callable[..., int]:
+        """The kernel's function out of a shared object."""
+        function: Any = getattr(ctypes.CDLL(str(path)), source.entry)
+        function.argtypes = [ctypes.c_void_p] * source.pointers + [ctypes.c_int64] * (source.symbols + 1)
+        function.restype = ctypes.c_int if source.raises else None
+        loaded: Callable[..., int] = function
+        return loaded
 
 
 def _run(command: list[str], text: str) -> str | None:

@@ -19,9 +19,17 @@ def _view(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], of
     return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
+def _empty_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 # empty_cpu(shape, strides, dtype): 0.65 us against 1.5 us of torch.empty_strided.
 empty_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", _empty_cpu)
+# empty_cuda(shape, strides, dtype): on the current device.
+empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", _empty_cuda)
+# current_stream(device index): the stream's handle.
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
 # view(tensor, shape, strides, offset from the tensor's own): 0.8 us against 1.9 us of as_strided.
 view: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", _view)

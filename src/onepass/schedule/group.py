@@ -17,8 +17,10 @@ from ..ir.poly import Axis
 from ..ir.program import Buffer, contiguous_strides
 from ..ir.target import Target
 from .sweeps import NestScheduler
+from .tile_layout import power_above
+from .tiles import TileScheduler
 
-SPLIT_PROGRAMS = 128
+CHUNK = 64
 
 
 def schedule_group(group: Group, target: Target, name: str) -> ScheduledGroup:
@@ -28,14 +30,20 @@ def schedule_group(group: Group, target: Target, name: str) -> ScheduledGroup:
         raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")
     nest = collapse(nest)
     if nest.split is None:
-        return ScheduledGroup((NestScheduler(nest, target).build(name, group.origins),))
+        return ScheduledGroup((_scheduler(target)(nest, target).build(name, group.origins),))
     return _split(nest, nest.split, group, target, name)
+
+
+def _scheduler(target: Target) -> type[NestScheduler]:
+    return TileScheduler if target.warp else NestScheduler
 
 
 def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> ScheduledGroup:
     roots = _roots(nest)
-    programs = max(1, SPLIT_PROGRAMS // max(1, numel(nest.outer)))
+    programs = max(1, target.split_programs // max(1, numel(nest.outer)))
     size = max(1, -(-estimate(axis.extent) // programs))
+    if target.warp:
+        size = max(CHUNK, power_above(size))  # whole strips
     chunk = Axis("chunk", (axis.extent + size - 1) // size)
     first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
     workspace: list[Buffer] = []
@@ -51,9 +59,9 @@ def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> S
             index = (*(a.poly() for a in outer), chunk.poly())
             first.append(NestStore(buffer, index, Part(r, k), frozenset((*outer, chunk))))
     head = Nest(tuple(first), (*nest.classes, chunk), nest.bound, (*outer, chunk), axis)
-    kernel = NestScheduler(head, target, {axis: (chunk, size)}).build(f"{name}_partial", group.origins)
+    kernel = _scheduler(target)(head, target, {axis: (chunk, size)}).build(f"{name}_partial", group.origins)
     tail = _finish(nest, axis, chunk, partial)
-    finish = NestScheduler(tail, target).build(f"{name}_finish", group.origins)
+    finish = _scheduler(target)(tail, target).build(f"{name}_finish", group.origins)
     return ScheduledGroup((kernel, finish), tuple(workspace))
 
 

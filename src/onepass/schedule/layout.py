@@ -57,7 +57,7 @@ class Layout:
 
 def choose_layout(nest: Nest, target: Target, numbered: frozenset[Axis] = frozenset()) -> Layout:
     """The layout of a nest on a target; `numbered` classes (a split's chunks) only number programs."""
-    scores, strides = _scores(nest)
+    scores, strides = access_scores(nest)
     outer = nest.outer
     reduces = reductions(s.value for s in nest.stores)
     pure = not reduces and all(s.domain == frozenset(outer) for s in nest.stores)
@@ -94,7 +94,7 @@ def _is_cut(nest: Nest, axis: Axis) -> bool:
     )
 
 
-def _scores(nest: Nest) -> tuple[dict[Axis, float], dict[Axis, int]]:
+def access_scores(nest: Nest) -> tuple[dict[Axis, float], dict[Axis, int]]:
     """Per class: bytes of the accesses contiguous along it, and the largest stride anywhere."""
     scores: dict[Axis, float] = {}
     strides: dict[Axis, int] = {}

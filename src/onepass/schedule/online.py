@@ -23,8 +23,6 @@ from .builder import Finished
 if TYPE_CHECKING:
     from .sweeps import Item, NestScheduler
 
-BLOCK = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Online:
@@ -72,17 +70,18 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
     reference = Local(builder.name("reference"), dtype, 1)
     builder.locals.append(reference)
     builder.add(WriteLocal(reference, Poly.ZERO, const(lowest(dtype), dtype)))
-    count = Axis(builder.name("block"), (axis.extent + BLOCK - 1) // BLOCK)
+    block = scheduler.online_block
+    count = Axis(builder.name("block"), (axis.extent + block - 1) // block)
     with builder.block(scheduler.closer(count, "sweep")):
-        start = count * BLOCK
-        scheduler.strip_block(axis, BLOCK, start, [leader])
+        start = count * block
+        scheduler.strip_block(axis, block, start, [leader])
         builder.here.parts[leader.reduce] = Finished(leader.accumulator, False)
         for item, h in followers:
             assert item.accumulator is not None
             builder.add(Rescale(item.accumulator, _carry(scheduler, leader.reduce, reference, h)))
         new = builder.emit(Part(leader.reduce, 0))
         builder.add(WriteLocal(reference, Poly.ZERO, new))
-        scheduler.strip_block(axis, BLOCK, start, [item for item, _ in followers])
+        scheduler.strip_block(axis, block, start, [item for item, _ in followers])
     for item in (leader, *(f for f, _ in followers)):
         assert item.reduce is not None and item.accumulator is not None
         builder.here.parts[item.reduce] = Finished(item.accumulator, False)

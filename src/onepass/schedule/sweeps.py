@@ -45,6 +45,7 @@ from .random_strips import draw_in_strips
 from .scratch import choose_kept
 from .streaming import stream_stores
 
+ONLINE_BLOCK = 4096
 PLAIN_SUM = 64  # additions in a row whose rounding needs no compensation
 
 
@@ -68,11 +69,15 @@ class NestScheduler:
     def __init__(self, nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]] | None = None) -> None:
         self.nest, self.target = nest, target
         self.chunks = chunks or {}
-        self.layout: Layout = choose_layout(nest, target, frozenset(chunk for chunk, _ in self.chunks.values()))
         self.builder = Builder()
         self.grid: list[GridAxis] = []
         self.keeping: dict[Expr, Kept] = {}  # values the sweep being built leaves in scratch
         self.starts: dict[Axis, Poly] = {}  # blocked class -> first position of this program's block
+        self._choose_layout()
+
+    def _choose_layout(self) -> None:
+        numbered = frozenset(chunk for chunk, _ in self.chunks.values())
+        self.layout: Layout = choose_layout(self.nest, self.target, numbered)
 
     # --- the grid ---
 
@@ -213,8 +218,12 @@ class NestScheduler:
                 clusters.setdefault(key, []).append(item)
             for (inner, nested), cluster in clusters.items():
                 later = [i for following in levels[number + 1 :] for i in following if i.domain - axes == inner]
-                self.keeping = {} if nested or self._tiled else choose_kept(cluster, later, inner, self)
+                self.keeping = {} if nested else self._keep(cluster, later, inner)
                 self._sweep(cluster, inner, nested, axes)
+
+    def _keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
+        """What this sweep leaves in scratch for later ones."""
+        return {} if self._tiled else choose_kept(cluster, later, inner, self)
 
     def _levels(self, items: list[Item], axes: frozenset[Axis]) -> list[list[Item]]:
         """Items and the reductions they need at this scope, grouped by dependency depth."""
@@ -289,6 +298,11 @@ class NestScheduler:
         lane = Axis(self.builder.name("lane"), Poly.of(lanes))
         with self._block_loop(axis, "strip", size, start, lanes, lane):
             self._point(items, lane.poly())
+
+    @property
+    def online_block(self) -> int:
+        """Positions whose maximum is taken before their terms are added."""
+        return ONLINE_BLOCK
 
     @staticmethod
     def closer(axis: Axis, kind: str) -> Callable[[tuple[Statement, ...]], Statement]:

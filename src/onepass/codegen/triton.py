@@ -1,0 +1,561 @@
+"""`emit_triton`: a Kernel of tiles as a Triton function, one statement at a time.
+
+Every open tile axis is a dimension; all tensors have the full rank, with extent 1 where they do not vary, so
+operations broadcast by themselves. Lanes beyond an axis' end are masked in loads and stores and replaced by the
+identity where a reduction takes them in. Names are positional, as in C.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from ..ir.dtypes import DType
+from ..ir.expr import Const
+from ..ir.kernel import (
+    Accumulate,
+    Accumulator,
+    Bind,
+    Finish,
+    Fold,
+    Kernel,
+    Let,
+    LoadElement,
+    Local,
+    Loop,
+    Operand,
+    RandomWord,
+    ReadLocal,
+    Rescale,
+    Start,
+    Statement,
+    StoreElement,
+    Tile,
+    Var,
+    When,
+    WriteLocal,
+    walk,
+)
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative, product
+from ..ir.program import Buffer
+from ..ir.source import KernelSource
+from .triton_ops import (
+    from_word,
+    identities,
+    signature_type,
+    triton_const,
+    triton_fold,
+    triton_join,
+    triton_number,
+    triton_pointwise,
+    triton_type,
+)
+
+ENTRY = "onepass_kernel"
+_NONE: frozenset[int] = frozenset()
+_CHECKED = ("wrap_index", "check_index")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def emit_triton(kernel: Kernel) -> KernelSource:
+    """The Triton module of one kernel."""
+    emitter = _Emitter(kernel)
+    text = emitter.unit()
+    pointers = [b for b in kernel.parameters if b not in kernel.numbers]
+    words = len(kernel.numbers) + len(kernel.symbols)
+    signature = tuple(f"*{signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
+    facts = f"{signature} {kernel.warps} {kernel.stages}"
+    key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
+    return KernelSource(
+        kernel.name, "triton", _header(kernel) + text, ENTRY, key, len(pointers), words,
+        raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages,
+    )  # fmt: skip
+
+
+def _header(kernel: Kernel) -> str:
+    lines = [f"{kernel.name}: {kernel.schedule}"]
+    for o in kernel.origins:
+        lines.append(f"  {o.op}  {o.node}" + (f"  {o.line}" if o.line else ""))
+    return "".join(f"# {''.join(c if c.isprintable() else ' ' for c in line)}\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """An open tile axis: its dimension, lanes, and the name of its mask if some lanes do not count."""
+
+    dim: int
+    lanes: int
+    mask: str | None
+    count: str  # how many lanes count
+
+
+class _Emitter:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.pointers: dict[Buffer, str] = {}
+        for b in kernel.parameters:
+            self.pointers[b] = f"out{kernel.writes.index(b)}" if b in kernel.writes else f"in{len(self.pointers)}"
+        self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
+        self.sizes = {s: f"n{k}" for k, s in enumerate(kernel.symbols)}
+        self.index = "tl.int64" if kernel.wide else "tl.int32"
+        self.tiles: dict[str, _Open] = {}
+        self.dims: dict[str, frozenset[int]] = {}  # of every block-valued name; scalars have no entry
+        self.cells: dict[str, str] = {}  # one-element locals that are variables
+        self.rank = _rank(kernel.body)
+        self.lines: list[str] = []
+        self.depth = 0
+
+    # --- the unit ---
+
+    def unit(self) -> str:
+        """Everything but the header comment."""
+        parameters = ", ".join((*self.pointers.values(), *self.numbers.values(), *self.sizes.values()))
+        self.line("@triton.jit")
+        self.line(f"def {ENTRY}({parameters}):")
+        self.depth += 1
+        self.grid()
+        if self.rank:
+            self.line(f"zero = tl.full({[1] * self.rank}, 0, {self.index})")
+        self.block(self.kernel.body)
+        body = "\n".join(self.lines) + "\n"
+        names = sorted(set(re.findall(r"\bop_\w+", body)))
+        imports = ["import triton", "import triton.language as tl"]
+        imports += ["from triton.language.extra import libdevice"] if "libdevice." in body else []
+        imports += [f"from onepass.codegen.triton_prelude import {', '.join(names)}"] if names else []
+        return "\n".join(imports) + "\n\n\n" + body
+
+    def grid(self) -> None:
+        """The program number becomes one position per grid axis, the last one fastest."""
+        left = "tl.program_id(0)" + (".to(tl.int64)" if self.kernel.wide else "")
+        axes = self.kernel.grid
+        for k in range(len(axes) - 1, -1, -1):
+            name = axes[k].axis.name
+            if k == 0:
+                self.line(f"{name} = {left}")
+                continue
+            extent = self.poly(axes[k].extent)
+            self.line(f"program{k} = {left}")
+            self.line(f"{name} = program{k} % {extent}")
+            left = f"(program{k} // {extent})"
+
+    # --- text ---
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text if text else "")
+
+    def poly(self, poly: Poly) -> str:
+        """A poly as an index expression."""
+        parts: list[str] = []
+        for monomial, c in poly.terms:
+            factors = [self.atom(a) for a in monomial]
+            if abs(c) != 1 or not factors:
+                factors.append(str(abs(c)))
+            sign = ("-" if c < 0 else "") if not parts else (" - " if c < 0 else " + ")
+            parts.append(sign + " * ".join(factors))
+        text = "".join(parts) or "0"
+        return f"({text})" if len(poly.terms) > 1 or text.startswith("-") else text
+
+    def atom(self, atom: Atom) -> str:
+        match atom:
+            case Axis():
+                return atom.name
+            case Symbol():
+                return self.sizes.get(atom, atom.name)
+            case Quotient() | Remainder():
+                a, b = self.poly(atom.numerator), self.poly(atom.denominator)
+                quotient = isinstance(atom, Quotient)
+                if nonnegative(atom.numerator) or not _names(atom.numerator):
+                    return f"({a} {'//' if quotient else '%'} {b})"
+                return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
+        raise AssertionError(f"no Triton for {atom!r}")
+
+    def poly_dims(self, poly: Poly) -> frozenset[int] | None:
+        """The dimensions an index varies over; None for a scalar."""
+        found: frozenset[int] | None = None
+        for name in _names(poly):
+            if name in self.dims:
+                found = (found or _NONE) | self.dims[name]
+        return found
+
+    def dims_of(self, *operands: Operand | None) -> frozenset[int] | None:
+        """The dimensions that operands together vary over; None if all are scalars."""
+        found: frozenset[int] | None = None
+        for o in operands:
+            own = self.poly_dims(o) if isinstance(o, Poly) else self.dims.get(o.name) if isinstance(o, Var) else None
+            if own is not None:
+                found = (found or _NONE) | own
+        return found
+
+    def operand(self, value: Operand) -> str:
+        match value:
+            case Var():
+                return value.name
+            case Const():
+                return triton_const(value)
+        if not _names(value):
+            return f"tl.full([], {self.poly(value)}, tl.int64)"
+        return f"{self.poly(value)}.to(tl.int64)" if _compound(value) else f"tl.cast({self.poly(value)}, tl.int64)"
+
+    def mask(self, dims: frozenset[int] | None, *conditions: str) -> str | None:
+        """Which lanes of these dimensions count, and the conditions; None where all do."""
+        masks = [t.mask for t in self.tiles.values() if t.mask is not None and dims is not None and t.dim in dims]
+        found = [*masks, *conditions]
+        return " & ".join(found) if found else None
+
+    def shape(self, dims: frozenset[int]) -> list[int]:
+        """Lanes of the open axes in these dimensions, 1 elsewhere."""
+        shape = [1] * self.rank
+        for t in self.tiles.values():
+            if t.dim in dims:
+                shape[t.dim] = t.lanes
+        return shape
+
+    def define(self, var: Var, text: str, dims: frozenset[int] | None) -> None:
+        self.line(f"{var.name} = {text}")
+        if dims is not None:
+            self.dims[var.name] = dims
+
+    # --- statements ---
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        tiles = dict(self.tiles)
+        for statement in body:
+            self.statement(statement)
+        self.tiles = tiles
+
+    def statement(self, s: Statement) -> None:
+        match s:
+            case Let():
+                self.let(s)
+            case LoadElement():
+                self.load(s)
+            case StoreElement():
+                self.store(s)
+            case RandomWord():
+                self.random(s)
+            case ReadLocal():
+                self.define(s.var, s.local.name, self.dims.get(s.local.name))
+            case WriteLocal():
+                self.write_cell(s.local, s.value)
+            case Start():
+                self.start(s.accumulator)
+            case Accumulate():
+                self.accumulate(s)
+            case Finish():
+                self.finish(s)
+            case Fold():
+                self.fold(s)
+            case Rescale():
+                name, factor = f"{s.accumulator.name}_0", self.operand(s.factor)
+                self.line(f"{name} = tl.where({factor} == 0, 0.0, {name} * {factor})")
+            case Loop():
+                self.loop(s)
+            case Tile():
+                self.tile(s)
+            case Bind():
+                self.line(f"{s.axis.name} = {self.poly(s.value)}")
+            case When():
+                self.line(f"if {self.operand(s.condition)}:")
+                self.nested(s.body)
+            case _:
+                raise AssertionError(f"no Triton for {type(s).__name__}")
+
+    def nested(self, body: tuple[Statement, ...]) -> None:
+        self.depth += 1
+        self.block(body)
+        self.depth -= 1
+
+    def let(self, s: Let) -> None:
+        dims = self.dims_of(*s.args)
+        if s.op in _COMPARISONS and all(isinstance(a, Poly) for a in s.args):
+            sides = [self.poly(a) for a in s.args if isinstance(a, Poly)]
+            text = triton_pointwise(s.op, sides, [DType.I64] * 2, DType.BOOL)
+            named = any(_names(a) for a in s.args if isinstance(a, Poly))
+            self.define(s.var, text if named else f"tl.full([], {text}, tl.int1)", dims)
+            return
+        args = [self.operand(a) for a in s.args]
+        if s.op in _CHECKED:
+            self.checked_index(s, args, dims)
+            return
+        text = triton_pointwise(s.op, args, [_dtype(a) for a in s.args], s.var.dtype)
+        self.define(s.var, _bare(text), dims)
+
+    def checked_index(self, s: Let, args: list[str], dims: frozenset[int] | None) -> None:
+        """An index from data: outside its dimension the program stops, as eager's does on a GPU."""
+        index, size = args
+        if s.op == "wrap_index":
+            self.line(f"{s.var.name} = tl.where({index} < 0, {index} + {size}, {index})")
+        else:
+            self.line(f"{s.var.name} = {index}")
+        if dims is not None:
+            self.dims[s.var.name] = dims
+        inside = f"(({s.var.name} >= 0) & ({s.var.name} < {size}))"
+        mask = self.mask(dims)
+        asserted = inside if mask is None else f"{inside} | (({mask}) == 0)"
+        self.line(f'tl.device_assert({asserted}, "index out of range in self")')
+
+    def load(self, s: LoadElement) -> None:
+        if s.buffer in self.numbers:
+            self.define(s.var, from_word(self.numbers[s.buffer], s.buffer.dtype), None)
+            return
+        dims, guards, offset = self.dims_of(s.offset), [], self.poly(s.offset)
+        if s.guard is not None:
+            guards.append(self.operand(s.guard))
+            extra = self.dims_of(s.guard)
+            if extra is not None and (dims is None or not extra <= dims):
+                offset = f"({offset} + tl.where({guards[0]}, zero, zero))"
+                dims = (dims or _NONE) | extra
+        mask = self.mask(dims, *guards)
+        place = f"{self.pointers[s.buffer]} + {offset}"
+        self.define(s.var, f"tl.load({place})" if mask is None else f"tl.load({place}, mask={mask}, other=0)", dims)
+
+    def store(self, s: StoreElement) -> None:
+        dims, value = self.dims_of(s.offset), self.operand(s.value)
+        held = self.dims_of(s.value, s.guard)
+        offset = self.poly(s.offset)
+        if dims is None and held is not None:
+            offset, dims = f"({offset} + zero)", _NONE
+        conditions = [self.operand(s.guard)] if s.guard is not None else []
+        mask = self.mask(dims, *conditions)
+        self.line(f"tl.store({self.pointers[s.buffer]} + {offset}, {value}{f', mask={mask}' if mask else ''})")
+
+    def random(self, s: RandomWord) -> None:
+        seed, dims = self.operand(s.seed), self.dims_of(s.index)
+        if s.along is None:
+            index = self.poly(s.index)
+            index = index if dims is not None else f"({index} + tl.full([], 0, tl.int64))"
+            self.define(s.var, f"op_random({seed}, {s.stream}, {index})", dims)
+            return
+        assert dims is not None
+        quarter = f"{s.along.name}_quarter"
+        rest = (s.index - s.along) // 4
+        lanes = self.tiles[s.along.name].lanes
+        self.line(f"{quarter} = tl.arange(0, {lanes // 4}){self.spread(self.tiles[s.along.name].dim)}")
+        words = [f"{s.var.name}_{k}" for k in range(4)]
+        self.line(f"{', '.join(words)} = op_random4({seed}, {s.stream}, {self.poly(rest)} + {quarter})")
+        joined = f"tl.join(tl.join({words[0]}, {words[2]}), tl.join({words[1]}, {words[3]}))"
+        self.define(s.var, f"tl.reshape({joined}, {self.shape(dims)})", dims)
+
+    def spread(self, dim: int) -> str:
+        """The subscript that puts a vector into one dimension of the full rank."""
+        if self.rank == 1:
+            return ""
+        return f"[{', '.join(':' if k == dim else 'None' for k in range(self.rank))}]"
+
+    def tile(self, s: Tile) -> None:
+        name = s.axis.name
+        open_tiles = {n: t for n, t in self.tiles.items() if n != name}
+        dim = len(open_tiles)
+        cast = ".to(tl.int64)" if self.kernel.wide else ""
+        self.line(f"{name} = tl.arange(0, {s.lanes}){self.spread(dim)}{cast}")
+        self.dims[name] = frozenset((dim,))
+        mask = None
+        count = str(s.lanes)
+        if s.limit is not None:
+            mask = f"{name}_in"
+            self.line(f"{mask} = {name} < {self.poly(s.limit)}")
+            fits = s.limit.constant is not None and s.limit.constant <= s.lanes
+            count = self.poly(s.limit) if fits else f"min({s.lanes}, {self.poly(s.limit)})"
+        self.tiles[name] = _Open(dim, s.lanes, mask, count)
+
+    def loop(self, s: Loop) -> None:
+        stop = self.poly(s.extent)
+        if s.limit is not None:
+            stop = f"min({stop}, {self.poly(s.limit)})"
+        name = s.axis.name
+        stages = f", num_stages={self.kernel.stages}" if self.kernel.stages and _innermost(s) else ""
+        kind = "tl.range" if stages else "range"
+        counter = f"{name}_" if self.kernel.wide else name
+        self.line(f"for {counter} in {kind}(0, {stop}{stages}):")
+        if self.kernel.wide:
+            self.line(f"    {name} = tl.cast({counter}, tl.int64)")
+        self.nested(s.body)
+
+    # --- cells and accumulators ---
+
+    def write_cell(self, local: Local, value: Operand) -> None:
+        assert local.size == 1, "tile programs have no arrays"
+        text = self.operand(value)
+        if local.name not in self.dims:
+            dims = frozenset(t.dim for t in self.tiles.values())
+            text = (
+                f"tl.full({self.shape(dims)}, {triton_number(value)}, {triton_type(local.dtype)})"
+                if isinstance(value, Const)
+                else f"{text} + tl.full({self.shape(dims)}, 0, {triton_type(local.dtype)})"
+            )
+            self.dims[local.name] = dims
+        self.line(f"{local.name} = {text}")
+
+    def parts(self, a: Accumulator) -> list[str]:
+        return [f"{a.name}_{k}" for k in range(len(a.dtypes))]
+
+    def start(self, a: Accumulator) -> None:
+        shape = [1] * self.rank
+        dims = set()
+        for axis in a.tiles:
+            dim = self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
+            shape[dim] = axis.extent.constant or 1
+            dims.add(dim)
+        for name, dtype, value in zip(self.parts(a), a.dtypes, identities(a.monoid, a.dtypes), strict=True):
+            number = triton_number(value) if dtype is not DType.BOOL else str(int(value.value))
+            self.line(f"{name} = tl.full({shape}, {number}, {_held(dtype)})")
+            self.dims[name] = frozenset(dims)
+
+    def masked(
+        self, value: Operand, neutral: Const, axes: tuple[Axis, ...], monoid: str, beside: frozenset[int] = _NONE
+    ) -> str:
+        """A value as it enters a reduction over tile axes: identity where lanes do not count, all lanes present.
+
+        `beside`: dimensions of the values that enter with it.
+        """
+        text = self.operand(value)
+        number = triton_number(neutral)
+        if _dtype(value) is DType.BOOL or monoid in ("any", "all"):
+            text = f"({text} != 0).to(tl.int32)" if _dtype(value) is not DType.BOOL else f"{text}.to(tl.int32)"
+            number = str(int(neutral.value))
+        elif isinstance(value, Poly):
+            text = self.operand(value)
+        dims = self.dims_of(value) or _NONE
+        over = frozenset(self.tiles[a.name].dim for a in axes)
+        whole = over | beside
+        mask = self.mask(over)
+        if mask is not None:
+            kind = "tl.int32" if "tl.int32" in text and number in ("0", "1") else triton_type(_dtype(value))
+            text = f"tl.where({mask}, {text}, tl.full([], {number}, {kind}))"
+            masked = frozenset(t.dim for t in self.tiles.values() if t.mask is not None and t.dim in over)
+            dims = dims | masked
+        if not whole <= dims or self.dims_of(value) is None:
+            text = f"tl.broadcast_to({text}, {self.shape(dims | whole)})"
+        return text
+
+    def accumulate(self, s: Accumulate) -> None:
+        a = s.accumulator
+        axes = tuple(x for x in s.lane.axes if x.name in self.tiles)
+        if a.monoid == "welford":
+            state = self.welford(s.inputs[0], axes, f"{a.name}_new")
+            self.line(f"{', '.join(self.parts(a))} = op_join_welford({', '.join((*self.parts(a), *state))})")
+            return
+        neutral = identities(a.monoid, a.dtypes)
+        beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
+        values = [self.masked(v, n, axes, a.monoid, beside) for v, n in zip(s.inputs, neutral, strict=True)]
+        self.line(f"{', '.join(self.parts(a))} = {triton_join(a.monoid, self.parts(a), values, a.dtypes[0])}")
+
+    def welford(self, value: Operand, axes: tuple[Axis, ...], name: str) -> list[str]:
+        """Mean, sum of squared distances and count of the lanes that count, in two passes over the held tile."""
+        dtype = _dtype(value)
+        kind = triton_type(dtype)
+        zero = identities("welford", (dtype,))[0]
+        self.line(f"{name}_x = {self.masked(value, zero, axes, 'sum')}")
+        counts = " * ".join(f"tl.cast({self.tiles[a.name].count}, {kind})" for a in axes) or f"tl.full([], 1, {kind})"
+        self.line(f"{name}_count = {counts} + tl.full({[1] * self.rank}, 0, {kind})")
+        self.line(f"{name}_mean = {self.folds('sum', [f'{name}_x'], axes)} / {name}_count")
+        mask = self.mask(frozenset(self.tiles[a.name].dim for a in axes))
+        distance = f"{name}_x - {name}_mean"
+        self.line(f"{name}_d = {distance if mask is None else f'tl.where({mask}, {distance}, 0.0)'}")
+        self.line(f"{name}_m2 = {self.folds('sum', [f'{name}_d * {name}_d'], axes)}")
+        return [f"{name}_mean", f"{name}_m2", f"{name}_count"]
+
+    def folds(self, monoid: str, values: list[str], axes: tuple[Axis, ...]) -> str:
+        """One value folded over several axes."""
+        assert len(values) == 1
+        text = values[0]
+        for axis in axes:
+            text = triton_fold(monoid, [text], self.tiles[axis.name].dim)
+        return text
+
+    def fold(self, s: Fold) -> None:
+        dims = (self.dims_of(*s.inputs) or _NONE) - {self.tiles[a.name].dim for a in s.over}
+        names = [v.name for v in s.parts]
+        if s.monoid == "welford":
+            state = self.welford(s.inputs[0], s.over, names[0])
+            for var, text in zip(s.parts, state, strict=True):
+                self.define(var, text, dims)
+            return
+        dtypes = [v.dtype for v in s.parts]
+        neutral = identities(s.monoid, dtypes)
+        beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
+        values = [self.masked(v, n, s.over, s.monoid, beside) for v, n in zip(s.inputs, neutral, strict=True)]
+        for axis in s.over:
+            self.line(f"{', '.join(names)} = {triton_fold(s.monoid, values, self.tiles[axis.name].dim)}")
+            values = names
+        for var in s.parts:
+            if var.dtype is DType.BOOL:
+                self.line(f"{var.name} = {var.name} != 0")
+            self.dims[var.name] = dims
+
+    def finish(self, s: Finish) -> None:
+        a = s.accumulator
+        names, values = [v.name for v in s.parts], self.parts(a)
+        dims = self.dims[values[0]] - {len(self.tiles) for _ in a.folded}
+        for axis in a.folded:
+            dim = self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
+            self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, dim)}")
+            values = names
+        for var, value in zip(s.parts, values, strict=True):
+            if value != var.name:
+                self.line(f"{var.name} = {value}")
+            if var.dtype is DType.BOOL:
+                self.line(f"{var.name} = {var.name} != 0")
+            self.dims[var.name] = dims
+
+
+def _rank(body: tuple[Statement, ...]) -> int:
+    """How many tile axes are open at once, at most."""
+
+    def deepest(block: tuple[Statement, ...], names: frozenset[str]) -> int:
+        most = len(names)
+        for s in block:
+            if isinstance(s, Tile):
+                names = names | {s.axis.name}
+            elif isinstance(s, Loop | When):
+                most = max(most, deepest(s.body, names))
+            most = max(most, len(names))
+        return most
+
+    return deepest(body, frozenset())
+
+
+def _innermost(loop: Loop) -> bool:
+    return not any(isinstance(s, Loop) for s in walk(loop.body))
+
+
+def _names(poly: Poly) -> set[str]:
+    """Every name an index expression mentions."""
+    found: set[str] = set()
+    for atom in poly.atoms():
+        if isinstance(atom, Quotient | Remainder):
+            found |= _names(atom.numerator) | _names(atom.denominator)
+        else:
+            found.add(atom.name)  # type: ignore[attr-defined]
+    return found
+
+
+def _compound(poly: Poly) -> bool:
+    return len(poly.terms) > 1
+
+
+def _held(dtype: DType) -> str:
+    """The type of an accumulator's part: bools count in int32."""
+    return "tl.int32" if dtype is DType.BOOL else triton_type(dtype)
+
+
+def _dtype(value: Operand) -> DType:
+    return DType.I64 if isinstance(value, Poly) else value.dtype
+
+
+def _bare(text: str) -> str:
+    """Drop one pair of outer parentheses."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    level = 0
+    for k, c in enumerate(text):
+        level += (c == "(") - (c == ")")
+        if level == 0:
+            return text[1:-1] if k == len(text) - 1 else text
+    return text
+
+
+def programs(kernel: Kernel) -> Poly:
+    """How many programs a launch has."""
+    return product(g.extent for g in kernel.grid)

@@ -1,0 +1,313 @@
+"""The scalar operations generated Triton kernels are written in: eager's results on tiles.
+
+The counterpart of `prelude.h`. The functions are plain Triton; `JIT` decides what wraps them, so that the
+same text is compiled for a GPU and run by the interpreter (see `runtime/triton_interpret.py`).
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+jit = globals().get("JIT", triton.jit)
+
+
+# --- floats ---
+
+
+@jit
+def op_sign(x):
+    """-1, 0 or 1; a NaN gives 0."""
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@jit
+def op_maximum(x, y):
+    """The larger; a NaN wins."""
+    return tl.where((x > y) | (x != x), x, y)
+
+
+@jit
+def op_minimum(x, y):
+    """The smaller; a NaN wins."""
+    return tl.where((x < y) | (x != x), x, y)
+
+
+@jit
+def op_fmax(x, y):
+    """The larger; a NaN loses."""
+    return tl.where((x > y) | (y != y), x, y)
+
+
+@jit
+def op_fmin(x, y):
+    """The smaller; a NaN loses."""
+    return tl.where((x < y) | (y != y), x, y)
+
+
+@jit
+def op_div(x, y):
+    """Division rounded to nearest."""
+    if x.dtype == tl.float32:
+        return tl.div_rn(x, y)
+    else:
+        return x / y
+
+
+@jit
+def op_sqrt(x):
+    """Square root rounded to nearest."""
+    if x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    else:
+        return tl.sqrt(x)
+
+
+@jit
+def op_signbit(x):
+    """Whether the sign bit is set."""
+    if x.dtype == tl.float32:
+        return x.to(tl.int32, bitcast=True) < 0
+    else:
+        return x.to(tl.int64, bitcast=True) < 0
+
+
+@jit
+def op_remainder(x, y):
+    """x - floor(x / y) * y, with the sign of y."""
+    rest = libdevice.fmod(x, y)
+    return tl.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
+
+
+@jit
+def op_floordiv(x, y):
+    """floor(x / y), exact also where x / y rounds up to an integer."""
+    rest = libdevice.fmod(x, y)
+    quotient = op_div(x - rest, y)
+    quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
+    whole = tl.floor(quotient)
+    whole = tl.where(quotient - whole > 0.5, whole + 1, whole)
+    direct = op_div(x, y)
+    whole = tl.where(quotient != 0, whole, libdevice.copysign(direct * 0, direct))
+    return tl.where(y == 0, direct, whole)
+
+
+@jit
+def op_nextafter_half(x, y, magnitude: tl.constexpr):
+    """One step from x to y in a 16-bit float's own bit patterns; `magnitude` is its NaN."""
+    bits = x.to(tl.int16, bitcast=True)
+    a = x.to(tl.float32)
+    b = y.to(tl.float32)
+    up = (b > a) == (a > 0)
+    step = tl.where(up, bits + 1, bits - 1).to(tl.int16)
+    tiny = tl.where(b > 0, 1, -32767).to(tl.int16)
+    moved = tl.where(a == 0, tiny, step)
+    equal = tl.where(a == b, y.to(tl.int16, bitcast=True), moved)
+    bad = (a != a) | (b != b)
+    return tl.where(bad, magnitude, equal).to(tl.int16).to(x.dtype, bitcast=True)
+
+
+# --- integers: they wrap around ---
+
+
+@jit
+def op_shl(x, y, bits: tl.constexpr):
+    """A count out of range gives 0."""
+    inside = (y >= 0) & (y < bits)
+    return tl.where(inside, x << tl.where(inside, y, 0).to(x.dtype), 0).to(x.dtype)
+
+
+@jit
+def op_shr(x, y, bits: tl.constexpr):
+    """A count out of range leaves the sign."""
+    inside = (y >= 0) & (y < bits)
+    rest = tl.where(x < 0, -1, 0).to(x.dtype)
+    return tl.where(inside, x >> tl.where(inside, y, 0).to(x.dtype), rest).to(x.dtype)
+
+
+@jit
+def op_truncdiv_integer(x, y):
+    """Rounds to zero. A zero divisor gives some number, as on a GPU in eager."""
+    safe = tl.where(y == 0, 1, y).to(x.dtype)
+    return (x // safe).to(x.dtype)
+
+
+@jit
+def op_fmod_integer(x, y):
+    """The rest of the division that rounds to zero."""
+    return (x - op_truncdiv_integer(x, y) * y).to(x.dtype)
+
+
+@jit
+def op_floordiv_integer(x, y):
+    """Rounds to minus infinity."""
+    quotient = op_truncdiv_integer(x, y)
+    rest = (x - quotient * y).to(x.dtype)
+    down = (rest != 0) & ((rest < 0) != (y < 0))
+    return (quotient - down.to(x.dtype)).to(x.dtype)
+
+
+@jit
+def op_remainder_integer(x, y):
+    """The rest with the sign of y."""
+    rest = op_fmod_integer(x, y)
+    return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest).to(x.dtype)
+
+
+@jit
+def op_pow_integer(x, y):
+    """x to the y by squaring; a negative power of anything but 1 and -1 is 0."""
+    one = (x * 0 + 1).to(x.dtype)
+    result = one + (y * 0).to(x.dtype)
+    square = result * x
+    left = tl.where(y < 0, 0, y).to(y.dtype) + (x * 0).to(y.dtype)
+    for _ in range(x.dtype.primitive_bitwidth):
+        result = tl.where((left & 1) != 0, result * square, result).to(x.dtype)
+        square = (square * square).to(x.dtype)
+        left = (left >> 1).to(y.dtype)
+    odd = (y & 1) != 0
+    inverse = tl.where(x == 1, one, tl.where(x == -1, tl.where(odd, -one, one), 0 * one)).to(x.dtype)
+    return tl.where(y < 0, inverse, result).to(x.dtype)
+
+
+@jit
+def op_index_floordiv(x, y):
+    """Index arithmetic: rounds to minus infinity, the divisor is positive."""
+    quotient = x // y
+    return quotient - (x - quotient * y < 0).to(quotient.dtype)
+
+
+@jit
+def op_index_remainder(x, y):
+    """Index arithmetic: the rest in [0, y)."""
+    rest = x % y
+    return tl.where(rest < 0, rest + y, rest)
+
+
+# --- reductions: combining two states ---
+
+
+@jit
+def op_join_sum(a, b):
+    """a + b"""
+    return a + b
+
+
+@jit
+def op_join_prod(a, b):
+    """a * b"""
+    return a * b
+
+
+@jit
+def op_join_argmax(value, index, x, at):
+    """Eager's order: NaN before everything, then the larger, ties to the lower index."""
+    equal = (x == value) | ((x != x) & (value != value))
+    wins = (x > value) | ((x != x) & (value == value)) | (equal & (at < index))
+    return tl.where(wins, x, value), tl.where(wins, at, index)
+
+
+@jit
+def op_join_argmin(value, index, x, at):
+    """Eager's order: NaN before everything, then the smaller, ties to the lower index."""
+    equal = (x == value) | ((x != x) & (value != value))
+    wins = (x < value) | ((x != x) & (value == value)) | (equal & (at < index))
+    return tl.where(wins, x, value), tl.where(wins, at, index)
+
+
+@jit
+def op_join_welford(mean, m2, count, mean_b, m2_b, count_b):
+    """Chan's rule; an empty state changes nothing."""
+    total = count + count_b
+    delta = mean_b - mean
+    share = tl.where(count_b == 0, 0.0, count_b / tl.where(total == 0, 1.0, total)).to(mean.dtype)
+    spread = tl.where(count_b == 0, 0.0, delta * delta * (count * share)).to(mean.dtype)
+    moved = tl.where(count == 0, mean_b, mean + delta * share)
+    return moved, m2 + m2_b + spread, total
+
+
+@jit
+def op_fold_sum(x, axis: tl.constexpr):
+    """The sum along one axis, which stays with extent 1."""
+    return tl.reduce(x, axis, op_join_sum, keep_dims=True)
+
+
+@jit
+def op_fold_prod(x, axis: tl.constexpr):
+    """The product along one axis."""
+    return tl.reduce(x, axis, op_join_prod, keep_dims=True)
+
+
+@jit
+def op_fold_max(x, axis: tl.constexpr):
+    """The largest along one axis; a NaN wins."""
+    return tl.reduce(x, axis, op_maximum, keep_dims=True)
+
+
+@jit
+def op_fold_min(x, axis: tl.constexpr):
+    """The smallest along one axis; a NaN wins."""
+    return tl.reduce(x, axis, op_minimum, keep_dims=True)
+
+
+@jit
+def op_fold_argmax(value, index, axis: tl.constexpr):
+    """The largest along one axis and where it is."""
+    return tl.reduce((value, index), axis, op_join_argmax, keep_dims=True)
+
+
+@jit
+def op_fold_argmin(value, index, axis: tl.constexpr):
+    """The smallest along one axis and where it is."""
+    return tl.reduce((value, index), axis, op_join_argmin, keep_dims=True)
+
+
+@jit
+def op_fold_welford(mean, m2, count, axis: tl.constexpr):
+    """States merged along one axis."""
+    return tl.reduce((mean, m2, count), axis, op_join_welford, keep_dims=True)
+
+
+# --- random numbers: Philox4x32-10 ---
+
+
+@jit
+def op_random4(seed, stream: tl.constexpr, counter):
+    """The four words of a counter, products in 64 bits."""
+    wide = counter.to(tl.uint64)
+    key0 = seed.to(tl.uint64).to(tl.uint32)
+    key1 = (seed.to(tl.uint64) >> 32).to(tl.uint32)
+    a = wide.to(tl.uint32)
+    b = (wide >> 32).to(tl.uint32)
+    c = (a * 0 + stream).to(tl.uint32)
+    d = (a * 0).to(tl.uint32)
+    for _ in tl.static_range(10):
+        left = a.to(tl.uint64) * 0xD2511F53
+        right = c.to(tl.uint64) * 0xCD9E8D57
+        a = (right >> 32).to(tl.uint32) ^ b ^ key0
+        c = (left >> 32).to(tl.uint32) ^ d ^ key1
+        b = right.to(tl.uint32)
+        d = left.to(tl.uint32)
+        key0 = (key0 + 0x9E3779B9).to(tl.uint32)
+        key1 = (key1 + 0xBB67AE85).to(tl.uint32)
+    return a, b, c, d
+
+
+@jit
+def op_random(seed, stream: tl.constexpr, index):
+    """One element's word: lane index % 4 of its counter."""
+    a, b, c, d = op_random4(seed, stream, index // 4)
+    lane = index % 4
+    return tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+
+
+@jit
+def op_uniform_f32(word):
+    """[0, 1) from the top 24 bits."""
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@jit
+def op_uniform_f64(word):
+    """[0, 1) from all 32 bits."""
+    return word.to(tl.float64) * 2.3283064365386963e-10

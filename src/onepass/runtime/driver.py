@@ -1,0 +1,49 @@
+"""The GPU's driver, by ctypes: loading machine code and finding what launches it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.target import Target
+
+_CUDA = ("libcuda.so.1", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel")
+_HIP = ("libamdhip64.so", "hipModuleLoadData", "hipModuleGetFunction", "hipFuncSetAttribute", "hipModuleLaunchKernel")
+_SHARED_SIZE = 8  # the attribute of both drivers: how much shared memory a launch may ask for
+_FREE_SHARED = 48 << 10  # available without asking
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """One vendor's driver."""
+
+    library: Any
+    names: tuple[str, ...]
+
+    @property
+    def launch_address(self) -> int:
+        """Where the launching function is."""
+        return ctypes.cast(getattr(self.library, self.names[4]), ctypes.c_void_p).value or 0
+
+    def load(self, binary: bytes, entry: str, shared: int) -> int:
+        """The function `entry` of a binary, loaded on the current device."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call(self.names[1], ctypes.byref(module), binary)
+        self._call(self.names[2], ctypes.byref(function), module, entry.encode())
+        if shared > _FREE_SHARED:
+            self._call(self.names[3], function, ctypes.c_int(_SHARED_SIZE), ctypes.c_int(shared))
+        return function.value or 0
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.library, name)(*arguments)
+        if status:
+            raise OSError(f"{name} returned {status}")
+
+
+@functools.cache
+def driver(target: Target) -> Driver:
+    """The driver that runs a target's kernels."""
+    names = _HIP if target.name.startswith("gfx") else _CUDA
+    return Driver(ctypes.CDLL(names[0]), names)

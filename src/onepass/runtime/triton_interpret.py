@@ -1,0 +1,109 @@
+"""Triton kernels on CPU tensors, without a GPU: every program runs through Triton's interpreter, one after another.
+
+For values, not for speed. The generated text runs unchanged; the prelude is loaded a second time as plain Python,
+and what Triton takes from the GPU's math library comes from torch. Reductions combine halves with the prelude's
+own functions, so those are what is tested.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+
+from ..ir.source import KernelSource
+from .toolchain import PRELUDE_FOLDER
+from .triton_private import Interpreter
+
+PRELUDE = PRELUDE_FOLDER / "triton_prelude.py"
+
+
+def interpreted(source: KernelSource) -> Callable[[int], tuple[Callable[..., int], Callable[..., None]]]:
+    """As a GPU's: of a device, `function(*addresses, *sizes, programs, stream)` that runs the programs in order."""
+    interpreter, prelude = _interpreter(), _prelude()
+    namespace: dict[str, Any] = {k: v for k, v in vars(prelude).items() if k.startswith("op_")}
+    namespace |= {"tl": interpreter.language, "libdevice": _Library(interpreter)}
+    definition = source.text[source.text.index("def " + source.entry) :]
+    exec(compile(definition, f"<{source.name}>", "exec"), namespace)
+    kernel = namespace[source.entry]
+    types = source.signature[: source.pointers]
+
+    def launch(*arguments: int) -> int:
+        addresses, rest = arguments[: source.pointers], arguments[source.pointers :]
+        sizes, programs = rest[: source.symbols], rest[source.symbols]
+        pointers = [interpreter.pointer(a, t) for a, t in zip(addresses, types, strict=True)]
+        interpreter.run(kernel, (*pointers, *sizes), programs, _fold)
+        return 0
+
+    return lambda _device: (launch, _never)
+
+
+def _never(*_arguments: int) -> None:
+    raise AssertionError("the interpreter returns no error")
+
+
+@functools.cache
+def _interpreter() -> Interpreter:
+    return Interpreter()
+
+
+@functools.cache
+def _prelude() -> ModuleType:
+    """The prelude's functions undecorated, with torch's mathematics."""
+    spec = importlib.util.spec_from_file_location("onepass_triton_prelude_plain", Path(PRELUDE))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["JIT"] = lambda function: function
+    spec.loader.exec_module(module)
+    module.__dict__["libdevice"] = _Library(_interpreter())
+    return module
+
+
+def _fold(values: Any, axis: int, combine: Callable[..., Any], keep_dims: bool = False) -> Any:
+    """tl.reduce: halves are combined until one lane is left, as a whole tile at a time."""
+    interpreter = _interpreter()
+    several = isinstance(values, tuple)
+    state = [(interpreter.data(v), v.dtype) for v in (values if several else (values,))]
+    while state[0][0].shape[axis] > 1:
+        half = state[0][0].shape[axis] // 2
+        first = [_slice(x, axis, 0, half) for x, _ in state]
+        second = [_slice(x, axis, half, 2 * half) for x, _ in state]
+        tensors = [interpreter.tensor(x, d) for part in (first, second) for x, (_, d) in zip(part, state, strict=True)]
+        joined = combine(*tensors)
+        parts = joined if isinstance(joined, tuple) else (joined,)
+        state = [(interpreter.data(p), d) for p, (_, d) in zip(parts, state, strict=True)]
+    assert keep_dims
+    results = tuple(interpreter.tensor(x, d) for x, d in state)
+    return results if several else results[0]
+
+
+def _slice(array: Any, axis: int, start: int, stop: int) -> Any:
+    index: list[slice] = [slice(None)] * array.ndim
+    index[axis] = slice(start, stop)
+    return array[tuple(index)]
+
+
+class _Library:
+    """The GPU's math library by torch's names for the same functions."""
+
+    _NAMES: ClassVar[dict[str, Callable[..., torch.Tensor]]] = {
+        "pow": torch.pow, "rint": torch.round, "erfc": torch.special.erfc, "erfinv": torch.special.erfinv,
+        "lgamma": torch.lgamma,
+    }  # fmt: skip
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = self._NAMES.get(name) or getattr(torch, name)
+
+        def call(*arguments: Any) -> Any:
+            tensors: Sequence[Any] = [torch.tensor(self._interpreter.data(a)) for a in arguments]
+            return self._interpreter.tensor(function(*tensors).numpy(), arguments[0].dtype)
+
+        return call

@@ -1,0 +1,233 @@
+"""Tile kernels for GPUs: Triton sources to machine code, machine code to launchable functions.
+
+A built kernel is one file: a line of JSON (entry, shared memory, registers, spills) and the binary. Loading it needs
+neither Triton nor its launcher: the driver takes the binary and `gpu_launcher.c` calls it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import KernelBuildError
+from ..ir.source import KernelSource
+from ..ir.target import Target
+from .builders import prelude_digest
+from .driver import Driver, driver
+from .scratch import scratch_folder
+from .toolchain import find_toolchain
+
+LAUNCHER = Path(__file__).with_name("gpu_launcher.c")
+MISALIGNED, WRONG_CONTEXT = -1, 201
+_UNALIGNED = ".general"
+
+
+class TritonBuilder:
+    """Builds and loads the kernels of one GPU target."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def fingerprint(self) -> str:
+        return f"triton {_triton_version()} {self.target.name} {prelude_digest()}"
+
+    def build(self, source: KernelSource, output: Path) -> None:
+        output.write_bytes(build_binary(source, self.target))
+
+    def load(self, path: Path, source: KernelSource) -> TileKernel:
+        return TileKernel(read_binary(path.read_bytes()), source, self.target)
+
+
+class TileKernel:
+    """A built kernel. Called with a device's number: what launches it there, and what to do when that fails."""
+
+    def __init__(self, built: Built, source: KernelSource, target: Target) -> None:
+        self.built = built
+        self._on_device = functools.cache(functools.partial(_on_device, built, source, target))
+
+    def __call__(self, device: int) -> tuple[Callable[..., int], Callable[..., None]]:
+        return self._on_device(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Machine code and what its compiler said of it."""
+
+    entry: str
+    shared: int
+    threads: int
+    registers: int
+    spills: int
+    binary: bytes
+
+
+def read_binary(data: bytes) -> Built:
+    """The file `build` left."""
+    head, _, binary = data.partition(b"\n")
+    try:
+        return Built(**json.loads(head), binary=binary)
+    except (ValueError, TypeError) as error:
+        raise OSError(f"not a built kernel: {error}") from error
+
+
+def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> bytes:
+    """Compile with Triton for a target that need not be here."""
+    triton: Any = _triton()
+    try:
+        function = _load_module(source).__dict__[source.entry]
+        names = function.arg_names
+        attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if aligned else {}
+        ast = triton.compiler.ASTSource(
+            fn=function, signature=dict(zip(names, source.signature, strict=True)), constexprs={}, attrs=attributes
+        )
+        options: dict[str, Any] = {"num_warps": source.warps, "num_stages": max(1, source.stages)}
+        if "tl.device_assert" in source.text:
+            options |= {"debug": True, "sanitize_overflow": False}
+        compiled = triton.compile(ast, target=_gpu_target(target), options=options)
+    except Exception as error:
+        path = scratch_folder() / f"{source.key}.failed.py"
+        path.write_text(source.text)
+        raise KernelBuildError(
+            f"triton.compile for {target.name}", f"{type(error).__name__}: {error}", str(path)
+        ) from error
+    kind = "hsaco" if target.name.startswith("gfx") else "cubin"
+    registers, spills = _resources(compiled, target)
+    metadata = compiled.metadata
+    head = {
+        "entry": metadata.name, "shared": metadata.shared, "threads": target.warp * metadata.num_warps,
+        "registers": registers, "spills": spills,
+    }  # fmt: skip
+    return json.dumps(head).encode() + b"\n" + bytes(compiled.asm[kind])
+
+
+def _triton() -> Any:
+    import triton
+    import triton.compiler
+
+    return triton
+
+
+@functools.cache
+def _triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise KernelBuildError("import triton", "Triton is not installed; pip install triton", "") from error
+
+
+def _gpu_target(target: Target) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    if target.name.startswith("gfx"):
+        return GPUTarget("hip", target.name, target.warp)
+    return GPUTarget("cuda", int(target.name.removeprefix("sm_")), target.warp)
+
+
+def _load_module(source: KernelSource) -> Any:
+    """The source as a module: Triton reads a function's text from its file."""
+    path = scratch_folder() / f"{source.key}_{threading.get_ident()}.py"
+    path.write_text(source.text)
+    spec = importlib.util.spec_from_file_location(f"onepass_kernel_{source.key}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _resources(compiled: Any, target: Target) -> tuple[int, int]:
+    """Registers per thread and bytes spilled."""
+    if target.name.startswith("gfx"):
+        text = compiled.asm["amdgcn"]
+        vector = re.search(r"\.vgpr_count:\s+(\d+)", text)
+        spilled = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
+        return int(vector.group(1)) if vector else 0, 4 * int(spilled.group(1)) if spilled else 0
+    return _ask_assembler(compiled.asm["ptx"], target)
+
+
+def _ask_assembler(ptx: str, target: Target) -> tuple[int, int]:
+    """What the assembler inside the triton package says of a kernel."""
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    capability = int(target.name.removeprefix("sm_"))
+    tool = get_ptxas(capability)
+    path = str(getattr(tool, "path", tool))
+    source = scratch_folder() / f"{threading.get_ident()}.ptx"
+    source.write_text(ptx)
+    command = [path, "-v", f"--gpu-name={sm_arch_from_capability(capability)}", str(source), "-o", "/dev/null"]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    registers = re.search(r"Used (\d+) registers", said)
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+    return int(registers.group(1)) if registers else 0, max((int(s) for s in spilled), default=0)
+
+
+# --- launching ---
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = [
+        ("launch", ctypes.c_void_p), ("aligned", ctypes.c_void_p), ("general", ctypes.c_void_p),
+        ("threads", ctypes.c_uint32), ("shared", ctypes.c_uint32), ("general_shared", ctypes.c_uint32),
+        ("pointers", ctypes.c_int32), ("sizes", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+def _on_device(
+    built: Built, source: KernelSource, target: Target, device: int
+) -> tuple[Callable[..., int], Callable[..., None]]:
+    """What launches the kernel on a device, and what to call with the same arguments where that returned an error."""
+    gpu = driver(target)
+    with torch.cuda.device(device):
+        function = gpu.load(built.binary, built.entry, built.shared)
+    kernel = _Kernel(
+        gpu.launch_address, function, None, built.threads, built.shared, 0, source.pointers, source.symbols
+    )
+    launch = functools.partial(_launcher(source.pointers, source.symbols), ctypes.byref(kernel))
+    lock = threading.Lock()
+
+    def recover(*arguments: int) -> None:
+        with lock, torch.cuda.device(device):
+            status = launch(*arguments)
+            if status == MISALIGNED:
+                _build_general(kernel, source, target, gpu)
+                status = launch(*arguments)
+            if status == WRONG_CONTEXT:
+                torch.cuda.current_stream(device).query()  # binds the device's context to this thread
+                status = launch(*arguments)
+        if status:
+            raise RuntimeError(f"onepass: launching {source.name} failed with driver error {status}")
+
+    return launch, recover
+
+
+def _build_general(kernel: _Kernel, source: KernelSource, target: Target, gpu: Driver) -> None:
+    """The variant that assumes nothing about where pointers point."""
+    built = read_binary(build_binary(source, target, aligned=False))
+    kernel.general_shared = built.shared
+    kernel.general = gpu.load(built.binary, built.entry, built.shared)
+
+
+@functools.cache
+def _library() -> Any:
+    output = scratch_folder() / "gpu_launcher.so"
+    find_toolchain().compile_c(LAUNCHER.read_text(), output)
+    return ctypes.CDLL(str(output))
+
+
+def _launcher(pointers: int, sizes: int) -> Callable[..., int]:
+    function: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_int64] * (pointers + sizes + 2))(
+        ctypes.cast(_library().onepass_launch, ctypes.c_void_p).value or 0
+    )
+    launch: Callable[..., int] = function
+    return launch

@@ -1,0 +1,68 @@
+"""What onepass takes from Triton's interpreter, in one place: its patching, tensors and program numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class Interpreter:
+    """Runs undecorated kernels; written for Triton 3.6."""
+
+    def __init__(self) -> None:
+        import triton.language as tl
+        from triton.runtime import interpreter
+
+        self.language: Any = tl
+        self._interpreter: Any = interpreter
+        builder = interpreter.interpreter_builder
+        names = [n for n in dir(builder) if n.startswith(("create_fcmp", "create_icmp"))]
+        self._comparisons = {n: self._boolean(getattr(builder, n)) for n in names}
+
+    def _boolean(self, compare: Callable[..., Any]) -> Callable[..., Any]:
+        """A comparison whose result says that it is bool; the interpreter's own keeps the operands' type."""
+
+        def compared(left: Any, right: Any) -> Any:
+            return self._interpreter.TensorHandle(np.asarray(compare(left, right).data, dtype=bool), self.language.int1)
+
+        return compared
+
+    def data(self, tensor: Any) -> Any:
+        """The numpy array of a tile."""
+        return np.asarray(tensor.handle.data)
+
+    def tensor(self, array: Any, dtype: Any) -> Any:
+        """A tile of an array."""
+        tl = self.language
+        kind = tl.block_type(dtype, list(array.shape)) if array.ndim else dtype
+        return tl.core.tensor(self._interpreter.TensorHandle(np.asarray(array), dtype), kind)
+
+    def pointer(self, address: int, element: str) -> Any:
+        """A pointer argument."""
+        tl = self.language
+        kind = tl.str_to_ty(element, None)
+        return tl.core.tensor(self._interpreter.TensorHandle(np.array([address], dtype=np.uint64), kind), kind)
+
+    def run(
+        self, kernel: Callable[..., Any], arguments: Sequence[Any], programs: int, reduce: Callable[..., Any]
+    ) -> None:
+        """Every program of a one-dimensional grid, with `reduce` for tl.reduce."""
+        builder, tl = self._interpreter.interpreter_builder, self.language
+        scope = self._interpreter._patch_lang(kernel)
+        index, kept = tl.core.tensor.__index__, tl.reduce
+        tl.core.tensor.__index__ = lambda tensor: int(self.data(tensor).item())
+        tl.reduce = reduce
+        vars(builder).update(self._comparisons)
+        try:
+            builder.set_grid_dim(programs, 1, 1)
+            with np.errstate(all="ignore"):
+                for program in range(programs):
+                    builder.set_grid_idx(program, 0, 0)
+                    kernel(*arguments)
+        finally:
+            tl.core.tensor.__index__, tl.reduce = index, kept
+            for name in self._comparisons:
+                delattr(builder, name)
+            scope.restore()

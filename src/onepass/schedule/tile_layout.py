@@ -1,0 +1,182 @@
+"""How a tile program's axes are factored: program tiles, held tiles or strips, warps. Rules over the target's facts.
+
+A program owns a tile of some outer axes and either holds all inner axes at once (`held`) or streams the
+vector axis in strips of `lanes`. Sizes are chosen so that each thread has a few 16-byte loads in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..analysis.access import estimate, numel
+from ..analysis.inline import reductions
+from ..analysis.nest import Nest
+from ..ir.expr import Load, postorder
+from ..ir.poly import Axis
+from ..ir.target import Target
+from .layout import access_scores
+
+HELD_ELEMENTS = 16384  # of one value that 16 warps keep in registers beside a few others
+ROW_ELEMENTS = 2048  # short rows are gathered until a program has this many elements
+COLUMN_LANES = 128
+TRANSPOSE_BLOCK = 64
+MAX_WARPS = 16
+TILE_AXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TileLayout:
+    """grid: classes programs are numbered by; blocks: those of them with a tile; held: inner classes kept whole."""
+
+    grid: tuple[Axis, ...]
+    scores: dict[Axis, float]
+    strides: dict[Axis, int]
+    blocks: dict[Axis, int]
+    held: tuple[Axis, ...]
+    lanes: int  # of a strip; 1 where nothing is streamed
+    warps: int
+    stages: int
+    tiled: Axis | None = field(default=None, init=False)
+    looped: Axis | None = field(default=None, init=False)
+
+    def vector_axis(self, axes: frozenset[Axis]) -> Axis:
+        """The best vector axis among the classes of one sweep."""
+        return max(axes, key=lambda a: (self.scores.get(a, 0.0), estimate(a.extent), a.name))
+
+    def order(self, axes: Iterable[Axis]) -> list[Axis]:
+        """Largest stride outermost."""
+        return sorted(axes, key=lambda a: (-self.strides.get(a, 0), a.name))
+
+    def describe(self, nest: Nest) -> str:
+        """One line for people."""
+        words = []
+        for a in nest.classes:
+            if a in self.held:
+                kind = "held"
+            elif a in self.blocks:
+                kind = f"grid x tile {self.blocks[a]}"
+            else:
+                kind = "grid" if a in self.grid else f"swept by {self.lanes}"
+            words.append(f"{a.name}[{a.extent!r}]: {kind}")
+        if nest.split is not None:
+            words.append(f"split over {nest.split.name}")
+        return "; ".join([*words, f"{self.warps} warps"])
+
+
+def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]]) -> TileLayout:
+    """The layout of a nest on a target whose programs hold tiles; `chunks` as in the scheduler."""
+    scores, strides = access_scores(nest)
+    numbered = frozenset(chunk for chunk, _ in chunks.values())
+    outer = [a for a in nest.outer if a not in numbered]
+    inner = [a for a in nest.classes if a not in nest.outer]
+    budget = _budget(nest, target)
+    best = max(
+        (a for a in nest.classes if a not in numbered),
+        key=lambda a: (scores.get(a, 0.0), nest.classes.index(a)),
+        default=None,
+    )
+    columns = best is not None and best in outer and bool(inner)
+    held = _held(nest, inner, chunks, columns)
+    blocks: dict[Axis, int] = {}
+    lanes = 1
+    if not inner:
+        blocks = _pointwise_blocks(outer, best, scores, strides, budget, target)
+    elif held:
+        count = _elements(held)
+        blocks = _row_blocks(outer, best, count, scores, target)
+    elif columns and best is not None:
+        blocks = {best: min(power_above(best.extent.constant), COLUMN_LANES)}
+        lanes = max(2, 2048 // blocks[best])
+    else:
+        vector = max(inner, key=lambda a: (scores.get(a, 0.0), estimate(a.extent), a.name))
+        lanes = min(power_above(vector.extent.constant), budget)
+    for _, size in chunks.values():
+        lanes = min(lanes, size)
+    elements = lanes * _elements(held)
+    for block in blocks.values():
+        elements *= block
+    per_thread = 16 if elements >= 1024 else 8
+    warps = min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
+    stages = 3 if lanes > 1 else 0
+    return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages)
+
+
+def power_above(size: int | None) -> int:
+    """The smallest power of two not below a size; very large where the size is known only at run time."""
+    return 1 << 30 if size is None else 1 << max(0, size - 1).bit_length()
+
+
+def power_below(size: int) -> int:
+    """The largest power of two not above a size, at least 1."""
+    return 1 << max(0, size.bit_length() - 1)
+
+
+def _elements(axes: Iterable[Axis]) -> int:
+    count = 1
+    for a in axes:
+        count *= power_above(a.extent.constant)
+    return count
+
+
+def _budget(nest: Nest, target: Target) -> int:
+    """Elements of a streaming tile: 128 threads with 32 bytes each of the widest type."""
+    loads = [e.buffer for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
+    widest = max([b.dtype.bytes for b in (*loads, *(s.buffer for s in nest.stores)) if len(b.shape)], default=4)
+    return 4 * target.warp * max(4, min(16, 32 // widest))
+
+
+def _held(nest: Nest, inner: Sequence[Axis], chunks: dict[Axis, tuple[Axis, int]], columns: bool) -> tuple[Axis, ...]:
+    """The inner classes, if they all fit a program's registers."""
+    if not inner or len(inner) > TILE_AXES - 1 or any(a in chunks for a in inner):
+        return ()
+    if any(a.extent.constant is None for a in inner):
+        return ()
+    values = [s.value for s in nest.stores]
+    bound = frozenset(inner) | {a for a, c in nest.bound.items() if c in inner}
+    live = len({e for e in postorder(values) if isinstance(e, Load) and e.axes & bound})
+    limit = HELD_ELEMENTS * 4 // max(4, live + len(reductions(values)))
+    if columns:
+        limit = 64
+    return tuple(inner) if _elements(inner) <= limit else ()
+
+
+def _pointwise_blocks(
+    outer: Sequence[Axis],
+    best: Axis | None,
+    scores: dict[Axis, float],
+    strides: dict[Axis, int],
+    budget: int,
+    target: Target,
+) -> dict[Axis, int]:
+    """Tiles of outer axes, the contiguous one first, until the budget is used; two square ones for a transpose."""
+    if best is None:
+        return {}
+    others = sorted((a for a in outer if a is not best), key=lambda a: (strides.get(a, 0), a.name))
+    second = max(others, key=lambda a: scores.get(a, 0.0), default=None)
+    if second is not None and scores.get(second, 0.0) * 4 > scores.get(best, 0.0) and estimate(second.extent) >= 4:
+        sides = {a: min(TRANSPOSE_BLOCK, power_above(a.extent.constant)) for a in (second, best)}
+        return sides
+    while budget > 256 and numel(outer) < 2 * budget * target.processors:
+        budget //= 2
+    found: dict[Axis, int] = {}
+    for a in (best, *others):
+        lanes = min(power_above(a.extent.constant), budget)
+        if lanes > 1 and len(found) < TILE_AXES:
+            found[a] = lanes
+            budget //= lanes
+    return {a: found[a] for a in reversed(found)}  # the contiguous one last
+
+
+def _row_blocks(
+    outer: Sequence[Axis], best: Axis | None, held: int, scores: dict[Axis, float], target: Target
+) -> dict[Axis, int]:
+    """Short rows: several a program, as long as all processors have work."""
+    if not outer:
+        return {}
+    axis = best if best in outer else max(outer, key=lambda a: (scores.get(a, 0.0), outer.index(a)))
+    assert axis is not None
+    rows = min(power_above(axis.extent.constant), power_below(max(1, ROW_ELEMENTS // held)))
+    while rows > 1 and numel(outer) < 2 * rows * target.processors:
+        rows //= 2
+    return {axis: rows} if rows > 1 else {}

@@ -1,0 +1,174 @@
+"""A nest becomes a kernel of tiles: for targets whose programs hold tiles of several axes in registers.
+
+The levels and scopes are those of `NestScheduler`; what differs is at the leaves. Held axes are open for the
+whole program, so a value is loaded once and reductions fold what is there. Streamed axes run in strips: a sweep
+whose every step opens a tile of lanes, with one state per lane until the sweep is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..analysis.access import numel
+from ..ir.expr import Expr, Part
+from ..ir.kernel import Accumulator, Fold, GridAxis, Kernel, Loop, RandomWord, Start, Statement, Tile, Var, When
+from ..ir.poly import Axis, Poly
+from ..ir.program import Buffer, Origin
+from .builder import Finished, Kept
+from .sweeps import Item, NestScheduler
+from .tile_layout import TileLayout, choose_tiles, power_above
+
+NARROW_ELEMENTS = 1 << 31  # offsets below this fit 32 bits
+
+
+class TileScheduler(NestScheduler):
+    """Builds one tile kernel from one nest."""
+
+    layout: TileLayout  # type: ignore[assignment]
+
+    def _choose_layout(self) -> None:
+        self.layout = choose_tiles(self.nest, self.target, self.chunks)
+        self.lane = Axis("lane", Poly.of(self.layout.lanes))  # every strip has the same
+        self.held: dict[Axis, Axis] = {}  # held class -> its tile axis
+        self.program_tiles: list[Axis] = []
+
+    def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
+        kernel = super().build(name, origins)
+        wide = any(_needs_wide(b) for b in kernel.parameters)
+        return replace(kernel, warps=self.layout.warps, stages=self.layout.stages, wide=wide, raises=False)
+
+    def _finished_body(self) -> tuple[Statement, ...]:
+        axes = [*self.program_tiles, *self.held.values(), *([self.lane] if self.layout.lanes > 1 else [])]
+        body = tuple(self.builder.scopes[0].statements)
+        return _four_wide(body, axes[-1]) if axes and (axes[-1].extent.constant or 0) >= 4 else body
+
+    # --- the program ---
+
+    def _open_grid(self, axes: Sequence[Axis], items: list[Item]) -> None:
+        for axis in axes:
+            block = self.layout.blocks.get(axis)
+            position = Axis(f"g{len(self.grid)}", (axis.extent + (block or 1) - 1) // (block or 1))
+            self.grid.append(GridAxis(position, position.extent))
+            if block is None:
+                self.builder.here.bindings[axis] = position.poly()
+            else:
+                self.starts[axis] = position * block
+        for axis, block in self.layout.blocks.items():
+            self.program_tiles.append(self._open_tile(axis, block, self.starts[axis]))
+        for axis in self.layout.held:
+            self.held[axis] = self._open_tile(axis, power_above(axis.extent.constant), Poly.ZERO)
+        self._scope(items, frozenset((*axes, *self.layout.held)))
+
+    def _open_tile(self, axis: Axis, lanes: int, start: Poly) -> Axis:
+        """Positions [start, start + lanes) of a class, at once, for the rest of the current scope."""
+        tile = Axis(self.builder.name("t"), Poly.of(lanes))
+        self._bind_tile(axis, tile, lanes, start)
+        return tile
+
+    def _bind_tile(self, axis: Axis, tile: Axis, lanes: int, start: Poly) -> None:
+        limit = None if not (axis.extent % lanes).terms else axis.extent - start
+        self.builder.add(Tile(tile, lanes, limit))
+        self.builder.here.bindings[axis] = axis.poly()
+        self.builder.here.physical[axis] = start + tile
+
+    # --- sweeps ---
+
+    def _sweep(
+        self, cluster: list[Item], inner: frozenset[Axis], nested: frozenset[Axis], axes: frozenset[Axis]
+    ) -> None:
+        if inner or nested or not self.held:
+            super()._sweep(cluster, inner, nested, axes)
+            return
+        values = [tuple(self.builder.emit(v) for v in item.values) for item in cluster]
+        for item, operands in zip(cluster, values, strict=True):
+            if item.reduce is not None:
+                over = tuple(self.held[self.nest.bound[a]] for a in item.reduce.over)
+                parts = tuple(Var(self.builder.name(f"{item.reduce.monoid}_"), d) for d in item.reduce.part_dtypes)
+                self.builder.add(Fold(item.reduce.monoid, operands, over, parts))
+                for k, var in enumerate(parts):
+                    self.builder.here.values[Part(item.reduce, k)] = var
+                dummy = Accumulator(parts[0].name, item.reduce.monoid, item.reduce.part_dtypes, 1)
+                self.builder.here.parts[item.reduce] = Finished(dummy, False)
+        for item, operands in zip(cluster, values, strict=True):
+            if item.store is not None:
+                self.builder.store(item.store.buffer, item.store.index, operands[0], item.store.region)
+
+    def _leaf(self, cluster: list[Item], inner: frozenset[Axis]) -> None:
+        if not inner:
+            self._point(cluster, Poly.ZERO)
+            return
+        vector = self.layout.vector_axis(inner)
+        self._open_loops(self._order(inner - {vector}), cluster, lambda items: self._strip(items, vector))
+
+    def _strip(self, items: list[Item], axis: Axis) -> None:
+        """A sweep over tiles of `lanes` positions of a class, inside its chunk where it has one."""
+        lanes, start, extent, limit = self.layout.lanes, Poly.ZERO, axis.extent, None
+        if axis in self.chunks:
+            chunk, size = self.chunks[axis]
+            start, extent = self.builder.resolve(chunk * size), Poly.of(size)
+            if (axis.extent % size).terms:
+                limit = (axis.extent - start + lanes - 1) // lanes
+        loop = Axis(self.builder.name("i"), (extent + lanes - 1) // lanes)
+        with self.builder.block(lambda body: Loop(loop, loop.extent, "sweep", body, limit=limit)):
+            self._bind_tile(axis, self.lane, lanes, start + loop * lanes)
+            self._point(items, self.lane.poly())
+
+    def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item]) -> None:
+        if axis not in self.builder.here.bindings:
+            self._bind_tile(axis, self.lane, size, start)
+        self._point(items, self.lane.poly())
+
+    @property
+    def online_block(self) -> int:
+        return self.layout.lanes
+
+    def _keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
+        return {}
+
+    def _rounds(self, item: Item, strip: Axis | None) -> Poly | None:
+        return None
+
+    def _lanes(self, item: Item, axes: frozenset[Axis]) -> int:
+        remaining = item.domain - axes
+        while nested := self._nested_axes([item], axes):
+            axes = axes | nested
+            remaining -= nested
+        return self.layout.lanes if remaining and item.reduce is not None else 1
+
+    def _with_accumulator(self, item: Item, lanes: int) -> Item:
+        if item.reduce is None or item.accumulator is not None:
+            return item
+        monoid = item.reduce.monoid
+        striped = (self.lane,) if lanes > 1 and monoid != "welford" else ()
+        accumulator = Accumulator(
+            self.builder.name(f"{monoid}_acc"),
+            monoid,
+            item.reduce.part_dtypes,
+            lanes,
+            tiles=(*self.program_tiles, *striped),
+            folded=striped,
+        )
+        self.builder.add(Start(accumulator))
+        return replace(item, accumulator=accumulator)
+
+
+def _needs_wide(buffer: Buffer) -> bool:
+    if any(p.constant is None for p in (*buffer.shape, *buffer.strides)):
+        return True
+    last = sum((s.constant or 0) * (d.constant or 0) for s, d in zip(buffer.strides, buffer.shape, strict=True))
+    return max(last, numel(buffer.shape)) >= NARROW_ELEMENTS
+
+
+def _four_wide(body: tuple[Statement, ...], last: Axis) -> tuple[Statement, ...]:
+    """Draws that run along the last tile axis from a multiple of four make four words a call."""
+    result: list[Statement] = []
+    for s in body:
+        match s:
+            case Loop() | When():
+                s = replace(s, body=_four_wide(s.body, last))
+            case RandomWord() if (one := s.index.coefficient(last)) is not None and one.constant == 1:
+                if not ((s.index - last) % 4).terms:
+                    s = replace(s, along=last)
+        result.append(s)
+    return tuple(result)
