@@ -214,7 +214,7 @@ def _compare_floats(
     error = torch.where(useless, (ours - eager).abs(), error)
     theirs = torch.where(useless, torch.zeros_like(theirs), theirs)
     size = torch.where(useless, eager.abs(), reference.abs())
-    limit = _limit(theirs, size, relative, absolute)
+    limit = 2 * theirs + absolute + relative * size
     bad = bad_odd | ~(error <= limit)
     if bool(bad.any()):
         where = torch.nonzero(bad)[0].tolist()
@@ -224,18 +224,6 @@ def _compare_floats(
             f"eager {eager[at].item()!r}, float64 {reference[at].item()!r}; error {error[at].item():.3g} "
             f"above 2 x {theirs[at].item():.3g} + tolerance = {limit[at].item():.3g}"
         )
-
-
-def _limit(theirs: torch.Tensor, size: torch.Tensor, relative: float, absolute: float) -> torch.Tensor:
-    """2 |eager - f64| + tolerance, with eager's largest error of the tensor: at one element it may be exact by luck.
-
-    "Largest" both as a number and in units of the tolerance, so a huge element excuses no small one.
-    """
-    if not theirs.numel():
-        return theirs
-    allowed = absolute + relative * size
-    largest = torch.minimum(theirs.max(), allowed * (theirs / allowed).max())
-    return 2 * largest + allowed
 
 
 def tolerance(dtype: torch.dtype, floor: torch.dtype | None) -> tuple[float, float]:
