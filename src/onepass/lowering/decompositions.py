@@ -15,6 +15,7 @@ import torch
 from .foreach import foreach_decompositions
 from .random_decompositions import RANDOM
 from .registry import RULES
+from .strides import layout_decompositions
 from .torch_private import core_aten_decompositions, every_decomposition, suggest_memory_format
 
 aten = torch.ops.aten
@@ -128,6 +129,7 @@ def decomposition_table() -> Table:
         table.pop(op, None)
     table |= {op: _in_suggested_format(table[op]) for op in _SUGGESTED if op in table}
     table |= {op: _floating_only(table[op]) for op in _FLOATING_ONLY if op in table}
+    table.update(layout_decompositions())
     table.update(RANDOM)
     table.update(foreach_decompositions())
     return table

@@ -18,7 +18,7 @@ from torch._decomp import decomposition_table as every_decomposition
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import elementwise_dtypes, suggest_memory_format, type_to_dtype
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
@@ -38,6 +38,7 @@ __all__ = [
     "StorageWeakRef",
     "ToFloat",
     "core_aten_decompositions",
+    "disable_proxy_modes_tracing",
     "elementwise_dtypes",
     "every_decomposition",
     "folded_value",

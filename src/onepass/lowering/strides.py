@@ -1,0 +1,116 @@
+"""Element-wise results are laid out as eager lays them out, not as torch's fake tensors promise.
+
+Eager orders dimensions by the strides of the operands as they are. Fake tensors convert operands to the
+type of the computation first, which writes expanded dimensions out, and take a contiguous 4-d tensor with
+dimensions of size 1 for channels-last. Where the two differ, the operation is traced on operands without
+dimensions of size 1 and with broadcast ones in place of expanded: views, no copy. Only for known sizes;
+copysign and the logical operations are not helped, for there fake tensors expand before they convert.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .registry import RULES
+from .torch_private import OpOverload, disable_proxy_modes_tracing
+
+Sizes = tuple[int, ...]
+# Eager hands these operands to its iterator in another order than the schema has them.
+_OTHER_ORDER = (torch.ops.aten.threshold_backward.default,)
+
+
+def layout_decompositions() -> dict[Any, Callable[..., Any]]:
+    """A decomposition for every element-wise operation of several tensors."""
+    return {op: functools.partial(_as_eager, op) for op in RULES if _is_iteration(op)}
+
+
+def _is_iteration(op: Any) -> bool:
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or op in _OTHER_ORDER:
+        return False
+    tensors = sum("Tensor" in str(argument.type) for argument in op._schema.arguments)
+    return torch.Tag.pointwise in op.tags and tensors > 1
+
+
+def _as_eager(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The operation between views, where it would be laid out otherwise; else it stays as it is."""
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim]
+    if len(tensors) < 2 or not all(map(_is_static, tensors)) or not any(map(_is_odd, tensors)):
+        return NotImplemented
+    with disable_proxy_modes_tracing():
+        promised = op(*args, **kwargs)
+        shape = tuple(promised.shape)
+        spread = [x.expand(shape).stride() for x in tensors]
+        free = [dim for dim in range(len(shape)) if any(strides[dim] for strides in spread)]
+        bare = [_bare(x, shape, free) for x in tensors]
+    if len({x.dtype for x in tensors}) > 1 or promised.is_floating_point() > tensors[0].is_floating_point():
+        return NotImplemented  # eager converts operands as well
+    plain = all(tuple(x.shape) == shape and x.is_contiguous() for x in tensors)
+    order = list(range(len(shape))) if plain else _order(shape, spread)
+    if promised.stride() == _strides(shape, order) or promised.numel() == 1:
+        return NotImplemented
+    if all(x.shape == y.shape for x, y in zip(tensors, bare, strict=True)):
+        return NotImplemented  # neither of the two causes
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: _bare(x, shape, free), (args, kwargs))
+    return op(*args, **kwargs).view(shape)
+
+
+def _is_static(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    return not any(isinstance(n, torch.SymInt) for n in (*tensor.shape, *tensor.stride()))
+
+
+def _is_odd(tensor: torch.Tensor) -> bool:
+    """Has expanded dimensions, or ones of size 1 with strides that are not row-major: both causes need one."""
+    strides = tensor.stride()
+    if 1 not in tensor.shape and 0 not in strides:
+        return False
+    return tuple(strides) != _strides(tuple(tensor.shape), range(tensor.ndim))
+
+
+def _bare(tensor: torch.Tensor, shape: Sizes, free: list[int]) -> torch.Tensor:
+    """A view without the result's dimensions of size 1, and of size 1 where it is expanded but others are free."""
+    first = len(shape) - tensor.ndim
+    for dim in reversed(range(tensor.ndim)):
+        if shape[first + dim] == 1:
+            tensor = tensor.squeeze(dim)
+        elif first + dim in free and tensor.stride(dim) == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _strides(shape: Sizes, order: Iterable[int]) -> Sizes:
+    """Dense strides, the order from the outermost dimension to the innermost."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(list(order)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def _order(shape: Sizes, spread: Sequence[Sizes]) -> list[int]:
+    """The order TensorIterator gives the dimensions of a result, outermost first, by its operands' strides."""
+
+    def is_inside(left: int, right: int) -> bool | None:
+        """Whether one dimension varies faster than another; None if nothing tells."""
+        for strides in spread:
+            a, b = strides[left], strides[right]
+            if a and b and (a != b or shape[left] > shape[right]):
+                return a < b
+        return None
+
+    found = list(reversed(range(len(shape))))  # innermost first; an insertion sort, for some pairs are not ordered
+    for i in range(1, len(shape)):
+        place = i
+        for j in reversed(range(i)):
+            inside = is_inside(found[j], found[place])
+            if inside:
+                break
+            if inside is False:
+                found[j], found[place], place = found[place], found[j], j
+    return found[::-1]
