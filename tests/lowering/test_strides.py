@@ -21,6 +21,8 @@ OPERATIONS = [
     torch.atan2,
     torch.maximum,
     torch.hypot,
+    torch.logaddexp,
+    torch.logaddexp2,
     lambda a, b: (a * a - b).square().neg(),
     lambda a, b: torch.clamp(a, b - 1, b),
     lambda a, b: (a > b).contiguous(),
