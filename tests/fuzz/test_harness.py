@@ -50,7 +50,7 @@ def test_a_program_that_tracing_breaks_must_still_do_what_tracing_gives() -> Non
     setup = (Statement("x0", "values(1, (2, 7), f32)"), Statement("x1", "values(2, (4,), f32)"))
     body = (
         Statement("v0", "x0.unsqueeze(0).expand(3, *x0.shape)"),
-        Statement("", "v0.fill_(0.75)"),  # functionalised into a write of the first copy alone
+        Statement("", "v0.fill_(0.75)"),  # functionalised into x0 plus the changes of all three copies
         Statement("v1", "torch.tanh(x1)"),
     )
     program = Program(0, setup, body, ("v0", "v1"), gradients=False)

@@ -147,7 +147,8 @@ def decomposition_table() -> Table:
         (aten.logaddexp.default, torch.exp, math.e),
         (aten.logaddexp2.default, torch.exp2, 2),
     ):
-        table[op] = _log_of_sum(exponential, 1 / math.log(base), table[op])
+        if op in table:
+            table[op] = _log_of_sum(exponential, 1 / math.log(base), table[op])
     table.update(layout_decompositions())
     table.update(RANDOM)
     table.update(foreach_decompositions())
