@@ -83,6 +83,7 @@ def _difference(program: Program, backend: str | Compiler, model: str) -> Except
 
 
 def _text(error: Exception) -> str:
+    error = getattr(error, "inner_exception", error)  # dynamo wraps it, with the backend's name
     return str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
 
 
