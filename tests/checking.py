@@ -3,7 +3,8 @@
 `compile_direct` hands a function to the backend as dynamo would, without dynamo's tracing (faster);
 `Run` is what a call did: outputs, mutated inputs, gradients; `compare` judges it against eager and a
 float64 reference: integers exact, floats |ours - f64| <= 2 |eager - f64| + tolerance, the same dtypes,
-strides and aliasing. ONEPASS_TEST_BACKEND names another backend, to try the tests themselves.
+strides and aliasing. ONEPASS_TEST_BACKEND names another backend, to try the tests themselves;
+ONEPASS_TEST_DEVICE=cuda runs them on a GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 BACKEND = os.environ.get("ONEPASS_TEST_BACKEND", "onepass")
+DEVICE = os.environ.get("ONEPASS_TEST_DEVICE", "cpu")
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # (relative, absolute), those of torch.testing, a little wider where sums are long.
 TOLERANCE = {
@@ -93,15 +97,15 @@ def _differentiate(outputs: list[torch.Tensor], inputs: Sequence[torch.Tensor], 
     useful = [o for o in outputs if o.requires_grad]
     if not wanted or not useful:
         return []
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     weights = [tangent(o, generator) for o in useful]
     return list(torch.autograd.grad(useful, wanted, weights, allow_unused=True))
 
 
 def tangent(output: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """A gradient for an output whose value does not depend on the output's dtype."""
-    eighths = torch.randint(-8, 9, output.shape, generator=generator)
-    return (eighths.to(torch.float64) / 8).to(output.dtype)
+    eighths = torch.randint(-8, 9, output.shape, generator=generator, device="cpu")
+    return (eighths.to(torch.float64) / 8).to(output.device, output.dtype)
 
 
 def to_float64(tensor: torch.Tensor) -> torch.Tensor:

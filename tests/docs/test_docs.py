@@ -32,6 +32,7 @@ Options that change code are part of the cache key; the others only print or che
 | `ONEPASS_DEBUG` | the `debug` option, 0 to 5 |
 | `ONEPASS_DUMP` | the `dump` option, a folder |
 | `ONEPASS_STRICT` | `1`: the `strict` option |
+| `ONEPASS_TARGET` | the `target` option |
 | `ONEPASS_CACHE_DIR` | the cache folder (default: `onepass` in the user's cache folder) |
 | `CC` | the C compiler (default: the first of cc, gcc, clang) |
 

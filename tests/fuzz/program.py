@@ -22,7 +22,8 @@ NAME = re.compile(r"\b[xv]\d+\b")
 
 def values(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Small numbers that every float type holds exactly: sixteenths from -2 to 2; whole numbers for integers."""
-    numbers = torch.randint(-32, 33, shape, generator=torch.Generator().manual_seed(seed))
+    numbers = torch.randint(-32, 33, shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    numbers = numbers.to(torch.get_default_device())
     if dtype is torch.bool:
         return numbers > 0
     return (numbers / 16).to(dtype) if dtype.is_floating_point else (numbers // 4).to(dtype)

@@ -16,7 +16,7 @@ from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from ..checking import FLOATS, tensors_of, to_float64
+from ..checking import DEVICE, FLOATS, tensors_of, to_float64
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 SKIPS = Path(__file__).parent / "skips.txt"
@@ -43,7 +43,7 @@ def operators() -> dict[str, Any]:
 
 def pairs() -> list[tuple[str, torch.dtype]]:
     """Every operator with each type it takes."""
-    return [(n, d) for n, o in operators().items() for d in DTYPES if d in o.supported_dtypes("cpu")]
+    return [(n, d) for n, o in operators().items() for d in DTYPES if d in o.supported_dtypes(DEVICE)]
 
 
 @functools.cache
@@ -90,13 +90,13 @@ def samples(name: str, dtype: torch.dtype, seed: int) -> Iterator[Case]:
     """All samples of an operator, the same for the same seed."""
     operator = operators()[name]
     differentiable = bool(
-        dtype.is_floating_point and operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
+        dtype.is_floating_point and operator.supports_autograd and dtype in operator.supported_backward_dtypes(DEVICE)
     )
     torch.manual_seed(seed)
     random.seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in operator.sample_inputs("cpu", dtype, requires_grad=differentiable):
+        for sample in operator.sample_inputs(DEVICE, dtype, requires_grad=differentiable):
             leaves, layout = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             yield Case(operator, tensors, leaves, layout, differentiable)

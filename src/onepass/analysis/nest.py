@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import VerifyError
 from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rewrite
@@ -70,10 +70,21 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
         return Refusal(crossing)
     work = max(numel(nest.domain_of(r)) for r in reduces)
     work = max([work, *(numel(s.domain) for s in nest.stores)])
-    programs = numel(outer)
-    if work <= SERIAL_ELEMENTS or programs >= 2 * target.processors:
+    if work <= SERIAL_ELEMENTS or programs_of(nest, target) >= 2 * target.processors:
         return nest
     return _split(nest, reduces, work)
+
+
+def programs_of(nest: Nest, target: Target) -> int:
+    """How many programs the outer classes give; one takes several positions of a contiguous class."""
+    programs = numel(nest.outer)
+    if target.columns > 1:
+        for e in postorder([s.value for s in nest.stores]):
+            if isinstance(e, Load) and e.axes - frozenset(nest.outer):
+                offset = flat_offset(e.buffer, e.index)
+                if any(c is Poly.ONE for a in nest.outer if (c := offset.coefficient(a)) is not None):
+                    return max(1, programs // target.columns)
+    return programs
 
 
 def outer_axes(nest: Nest) -> tuple[Axis, ...]:
@@ -359,7 +370,15 @@ def _renamed(
 
 
 def collapse(nest: Nest) -> Nest:
-    """Merge neighbouring classes that every access walks as one: (i, j) with i*J + j becomes one axis."""
+    """Merge neighbouring classes that every access walks as one: (i, j) with i*J + j becomes one axis.
+
+    A split is chosen anew among the merged classes.
+    """
+    if nest.split is not None:
+        merged = collapse(replace(nest, split=None))
+        reduces = reductions(s.value for s in merged.stores)
+        again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces))
+        return nest if isinstance(again, Refusal) else again
     changed = True
     while changed:
         changed = False

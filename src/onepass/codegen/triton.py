@@ -352,11 +352,12 @@ class _Emitter:
         self.dims[name] = frozenset((dim,))
         mask = None
         count = str(s.lanes)
-        if s.limit is not None:
+        if s.limits:
             mask = f"{name}_in"
-            self.line(f"{mask} = {name} < {self.poly(s.limit)}")
-            fits = s.limit.constant is not None and s.limit.constant <= s.lanes
-            count = self.poly(s.limit) if fits else f"min({s.lanes}, {self.poly(s.limit)})"
+            self.line(f"{mask} = {' & '.join(f'({name} < {self.poly(p)})' for p in s.limits)}")
+            fits = len(s.limits) == 1 and s.limits[0].constant is not None and s.limits[0].constant <= s.lanes
+            for p in s.limits:
+                count = self.poly(p) if fits else f"min({count}, {self.poly(p)})"
         self.tiles[name] = _Open(dim, s.lanes, mask, count)
 
     def loop(self, s: Loop) -> None:

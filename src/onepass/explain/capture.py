@@ -17,8 +17,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..ir.record import CompileRecord
+from .torch_private import FakeTensor
 
 
 def run_recorded(
@@ -30,9 +32,12 @@ def run_recorded(
 ) -> list[CompileRecord]:
     """The records of every graph of `function(*args, **kwargs)`, forward and backward."""
     original = uncompiled(function)
-    own_args, own_kwargs = _copied((args, kwargs))
+    own_args, own_kwargs = _copied((args, kwargs))  # fake tensors have nothing to copy and stay
     with _preserved(original), recorder() as records:
-        result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
+        if any(isinstance(t, FakeTensor) for t in _tensors_of((args, kwargs))):
+            result = _on_fake_tensors(original, backend, (args, kwargs))
+        else:
+            result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
         forwards = sum(record.direction == "forward" for record in records)
         backwards = sum(record.direction == "backward" for record in records)
         if backwards < forwards:
@@ -56,6 +61,25 @@ def _freshly_compiled(function: Callable[..., Any], backend: Callable[..., Any])
     fresh = types.FunctionType(code, entry.__globals__, "entry", None, entry.__closure__)
     compiled: Callable[..., Any] = torch.compile(fresh, backend=backend)
     return compiled
+
+
+def _on_fake_tensors(function: Callable[..., Any], backend: Callable[..., Any], arguments: Any) -> Any:
+    """The function handed to the backend as one graph, without dynamo, which takes real tensors only."""
+    leaves, layout = pytree.tree_flatten(arguments)
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        args, kwargs = pytree.tree_unflatten(filled, layout)
+        return list(_tensors_of(function(*args, **kwargs)))
+
+    graph = torch.fx.Graph()
+    inputs = [graph.placeholder(f"x{k}") for k in range(len(places))]
+    graph.output(graph.call_function(call, tuple(inputs)))
+    tensors = [leaves[place] for place in places]
+    return backend(torch.fx.GraphModule(torch.nn.Module(), graph), tensors)(*tensors)
 
 
 def _copied(tree: Any) -> Any:

@@ -159,11 +159,11 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """For the rest of this block, `axis` runs over [0, lanes) at once; lanes from `limit` on do not count."""
+    """For the rest of this block, `axis` runs over [0, lanes) at once; lanes from any of `limits` on do not count."""
 
     axis: Axis
     lanes: int
-    limit: Poly | None = None
+    limits: tuple[Poly, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def _from_environment() -> dict[str, Any]:
         found["debug"] = int(level)
     if folder := os.environ.get("ONEPASS_DUMP"):
         found["dump"] = folder
+    if target := os.environ.get("ONEPASS_TARGET"):
+        found["target"] = target
     if os.environ.get("ONEPASS_STRICT") == "1":
         found["strict"] = True
     return found

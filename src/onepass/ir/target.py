@@ -34,6 +34,7 @@ class Target:
     members_per_kernel: int = 64  # operations of the program: what one compilation of a kernel can bear
     live_values: int = 256  # values alive at once in one kernel
     warp: int = 0  # threads in lockstep, where a program is a block of them that holds tiles; 0: it is one thread
+    columns: int = 1  # positions of a contiguous axis that one program takes beside an axis it reduces
     split_programs: int = 128  # programs a split reduction is shared out to
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
 
@@ -57,7 +58,7 @@ def _gpu(
         name=name, language="triton", processors=processors, launch_us=launch_us,
         memory_bytes_per_us=memory * 1e3, cache_bytes_per_us=cache * 1e3, operations_per_us=operations * 1e3,
         vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
-        shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
+        shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors, columns=128,
     )  # fmt: skip
 
 

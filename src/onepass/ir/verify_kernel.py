@@ -150,7 +150,7 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
             use(*s.inputs, *(a.poly() for a in s.over))
             define(*s.parts)
         case Tile():
-            use(s.limit)
+            use(*s.limits)
             scope.names.add(s.axis.name)
         case Bind():
             use(s.value)

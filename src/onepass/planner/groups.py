@@ -115,22 +115,22 @@ class GroupGraph:
                     users.discard(b)
                     users.add(a)
 
-    def absorb(self, define: Define, number: int) -> None:
-        """A group computes a define of its own, beside the one elsewhere."""
-        self.members[number] = sorted([define, *self.members[number]], key=self.order)
-        for buffer in self.reads[define]:
-            self.consumers[buffer].add(number)
-            producer = self.node_of.get(buffer)
-            if producer is not None and producer != number:
-                self._edge(producer, number)
+    def join_edges(self, chain: Iterable[Define], number: int) -> None:
+        """A group comes after the makers of what a chain of defines reads."""
+        for define in chain:
+            for buffer in self.reads[define]:
+                producer = self.node_of.get(buffer)
+                if producer is not None and producer != number:
+                    self._edge(producer, number)
 
     def remove(self, number: int) -> None:
         """A group that nobody reads any more disappears."""
         for d in self.members.pop(number):
             for buffer in self.reads[d]:
-                self.consumers[buffer].discard(number)
-            del self.node_of[d.buffer]
-            self.consumers.pop(d.buffer, None)
+                self.consumers.get(buffer, set()).discard(number)
+            if self.node_of.get(d.buffer) == number:
+                del self.node_of[d.buffer]
+                self.consumers.pop(d.buffer, None)
         for s in self.successors.pop(number):
             self.predecessors[s].discard(number)
         for p in self.predecessors.pop(number):
@@ -142,8 +142,13 @@ class GroupGraph:
         return self.positions[define]
 
     def stored(self, members: Iterable[Define], group: frozenset[int]) -> list[Define]:
-        """Members that must reach memory if these groups were one."""
-        return [d for d in members if d.buffer in self.required or not self.consumers.get(d.buffer, set()) <= group]
+        """Members that must reach memory if these groups were one; what a group only computes again does not."""
+        return [
+            d
+            for d in members
+            if self.node_of.get(d.buffer) in group
+            and (d.buffer in self.required or not self.consumers.get(d.buffer, set()) <= group)
+        ]
 
     def stores(self, members: list[Define], group: frozenset[int]) -> tuple[Store, ...]:
         """The stores of a group made of these members, everything else inlined."""

@@ -24,6 +24,7 @@ from ..ir.target import Target
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
 from .memory import eager_peak, plan_peak
+from .recompute import recompute
 from .storage import place_updates
 
 CHEAP_COST = 6.0  # recomputing less than this per element beats a trip through memory
@@ -66,7 +67,7 @@ class Planner:
         if self.options.fuse:
             self.fuse_chains()
             self.fuse_by_gain(siblings)
-            self.recompute()
+            recompute(self)
         return self.steps()
 
     # --- legality ---
@@ -254,54 +255,6 @@ class Planner:
         names = [self.graph.members[n][-1].origin.node for n in (a, b)]
         self.decisions.append(Decision(names[0], names[1], kind, accepted, reason, gain, moved))
         return accepted
-
-    # --- recompute ---
-
-    def recompute(self) -> None:
-        """A value left between groups is computed again in each reader where that moves fewer bytes."""
-        graph = self.graph
-        for define in list(self.program.defines()):
-            number = graph.node_of[define.buffer]
-            if number not in graph.members or define not in graph.members[number]:
-                continue
-            users = [u for u in graph.consumers.get(define.buffer, set()) if u != number]
-            if define.buffer in graph.required or not users or any(u not in graph.members for u in users):
-                continue
-            if len(graph.members[number]) == 1 and len(users) <= 4 and not self.reduces(number):
-                self._try_recompute(define, number, users)
-
-    def _try_recompute(self, define: Define, number: int, users: list[int]) -> None:
-        graph = self.graph
-        befores = [self.cost(number), *(self.cost(u) for u in users)]
-        afters: list[Cost] = []
-        for u in users:
-            members = sorted([define, *graph.members[u]], key=graph.order)
-            verdict = self.consider(members, frozenset((number, *users)))
-            if verdict.cost is None:
-                return
-            afters.append(verdict.cost)
-        if any(c is None for c in befores):
-            return
-        gain = sum(c.time_us for c in befores if c is not None) - sum(c.time_us for c in afters)
-        moved = sum(c.bytes_read + c.bytes_written for c in befores if c is not None)
-        moved -= sum(c.bytes_read + c.bytes_written for c in afters)
-        accepted = gain > 0
-        reason = (
-            f"computed again in {len(users)} kernels: {moved} bytes fewer"
-            if accepted
-            else f"recomputing would cost {-gain:.1f} us"
-        )
-        self.decisions.append(
-            Decision(
-                define.origin.node, graph.members[users[0]][-1].origin.node, "recompute", accepted, reason, gain, moved
-            )
-        )
-        if not accepted:
-            return
-        for u, after in zip(users, afters, strict=True):
-            graph.absorb(define, u)
-            self.costs[u] = after
-        graph.remove(number)
 
     # --- result ---
 

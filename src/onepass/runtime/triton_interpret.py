@@ -104,6 +104,7 @@ class _Library:
 
         def call(*arguments: Any) -> Any:
             tensors: Sequence[Any] = [torch.tensor(self._interpreter.data(a)) for a in arguments]
-            return self._interpreter.tensor(function(*tensors).numpy(), arguments[0].dtype)
+            single = not any(a.type.is_block() for a in arguments)
+            return self._interpreter.tensor(function(*tensors).numpy(), arguments[0].dtype, single)
 
         return call

@@ -33,10 +33,10 @@ class Interpreter:
         """The numpy array of a tile."""
         return np.asarray(tensor.handle.data)
 
-    def tensor(self, array: Any, dtype: Any) -> Any:
-        """A tile of an array."""
+    def tensor(self, array: Any, dtype: Any, single: bool = False) -> Any:
+        """A tile of an array, or a `single` number."""
         tl = self.language
-        kind = tl.block_type(dtype, list(array.shape)) if array.ndim else dtype
+        kind = dtype if single else tl.block_type(dtype, list(array.shape))
         return tl.core.tensor(self._interpreter.TensorHandle(np.asarray(array), dtype), kind)
 
     def pointer(self, address: int, element: str) -> Any:

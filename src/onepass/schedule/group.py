@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..analysis.access import estimate, numel
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest, NestStore, Refusal, analyse, collapse, direct_reductions, outer_axes
+from ..analysis.nest import Nest, NestStore, Refusal, analyse, collapse, direct_reductions, outer_axes, programs_of
 from ..errors import VerifyError
 from ..ir.expr import Expr, Load, Part, Reduce, rewrite
 from ..ir.kernel import ScheduledGroup
@@ -16,11 +16,12 @@ from ..ir.plan import Group
 from ..ir.poly import Axis
 from ..ir.program import Buffer, contiguous_strides
 from ..ir.target import Target
+from .layout import access_scores
 from .sweeps import NestScheduler
-from .tile_layout import power_above
+from .tile_layout import power_above, strip_axis
 from .tiles import TileScheduler
 
-CHUNK = 64
+ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
 
 
 def schedule_group(group: Group, target: Target, name: str) -> ScheduledGroup:
@@ -40,10 +41,10 @@ def _scheduler(target: Target) -> type[NestScheduler]:
 
 def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> ScheduledGroup:
     roots = _roots(nest)
-    programs = max(1, target.split_programs // max(1, numel(nest.outer)))
-    size = max(1, -(-estimate(axis.extent) // programs))
-    if target.warp:
-        size = max(CHUNK, power_above(size))  # whole strips
+    taken = programs_of(nest, target)
+    size = max(1, -(-estimate(axis.extent) // max(1, target.split_programs // max(1, taken))))
+    if target.warp and strip_axis(nest, access_scores(nest)[0]) is axis:  # whole strips
+        size = max(ROW_CHUNK if taken == numel(nest.outer) else COLUMN_CHUNK, power_above(size))
     chunk = Axis("chunk", (axis.extent + size - 1) // size)
     first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
     workspace: list[Buffer] = []

@@ -89,10 +89,9 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         blocks = {best: min(power_above(best.extent.constant), COLUMN_LANES)}
         lanes = max(2, 2048 // blocks[best])
     else:
-        vector = max(inner, key=lambda a: (scores.get(a, 0.0), estimate(a.extent), a.name))
-        lanes = min(power_above(vector.extent.constant), budget)
-    for _, size in chunks.values():
-        lanes = min(lanes, size)
+        lanes = min(power_above(strip_axis(nest, scores).extent.constant), budget)
+    if inner and (vector := strip_axis(nest, scores)) in chunks:
+        lanes = min(lanes, power_below(chunks[vector][1]))
     elements = lanes * _elements(held)
     for block in blocks.values():
         elements *= block
@@ -100,6 +99,12 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
     warps = min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
     stages = 3 if lanes > 1 else 0
     return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages)
+
+
+def strip_axis(nest: Nest, scores: dict[Axis, float]) -> Axis:
+    """The inner class that streams in strips."""
+    inner = (a for a in nest.classes if a not in nest.outer)
+    return max(inner, key=lambda a: (scores.get(a, 0.0), estimate(a.extent), a.name))
 
 
 def power_above(size: int | None) -> int:
@@ -120,9 +125,11 @@ def _elements(axes: Iterable[Axis]) -> int:
 
 
 def _budget(nest: Nest, target: Target) -> int:
-    """Elements of a streaming tile: 128 threads with 32 bytes each of the widest type."""
+    """Elements of a streaming tile: 128 threads with 32 bytes each of the widest type that is read or written whole."""
     loads = [e.buffer for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
-    widest = max([b.dtype.bytes for b in (*loads, *(s.buffer for s in nest.stores)) if len(b.shape)], default=4)
+    sizes = {b: numel(b.shape) for b in (*loads, *(s.buffer for s in nest.stores))}
+    most = max(sizes.values(), default=0)
+    widest = max((b.dtype.bytes for b, size in sizes.items() if 8 * size >= most), default=4)
     return 4 * target.warp * max(4, min(16, 32 // widest))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..analysis.access import numel
+from ..analysis.nest import direct_reductions
 from ..ir.expr import Expr, Part
 from ..ir.kernel import Accumulator, Fold, GridAxis, Kernel, Loop, RandomWord, Start, Statement, Tile, Var, When
 from ..ir.poly import Axis, Poly
@@ -66,9 +67,10 @@ class TileScheduler(NestScheduler):
         self._bind_tile(axis, tile, lanes, start)
         return tile
 
-    def _bind_tile(self, axis: Axis, tile: Axis, lanes: int, start: Poly) -> None:
-        limit = None if not (axis.extent % lanes).terms else axis.extent - start
-        self.builder.add(Tile(tile, lanes, limit))
+    def _bind_tile(self, axis: Axis, tile: Axis, lanes: int, start: Poly, within: tuple[Poly, ...] = ()) -> None:
+        """`within`: limits beside the end of the class, which itself is one unless lanes divide everything."""
+        whole = not (axis.extent % lanes).terms and not within
+        self.builder.add(Tile(tile, lanes, () if whole else (*within, axis.extent - start)))
         self.builder.here.bindings[axis] = axis.poly()
         self.builder.here.physical[axis] = start + tile
 
@@ -79,6 +81,9 @@ class TileScheduler(NestScheduler):
     ) -> None:
         if inner or nested or not self.held:
             super()._sweep(cluster, inner, nested, axes)
+            return
+        if any(not self._is_finished(r) for item in cluster for r in direct_reductions(item.values)):
+            self._scope(cluster, axes)  # opening a reduction showed others inside
             return
         values = [tuple(self.builder.emit(v) for v in item.values) for item in cluster]
         for item, operands in zip(cluster, values, strict=True):
@@ -110,8 +115,9 @@ class TileScheduler(NestScheduler):
             if (axis.extent % size).terms:
                 limit = (axis.extent - start + lanes - 1) // lanes
         loop = Axis(self.builder.name("i"), (extent + lanes - 1) // lanes)
+        within = (extent - loop * lanes,) if axis in self.chunks and (extent % lanes).terms else ()
         with self.builder.block(lambda body: Loop(loop, loop.extent, "sweep", body, limit=limit)):
-            self._bind_tile(axis, self.lane, lanes, start + loop * lanes)
+            self._bind_tile(axis, self.lane, lanes, start + loop * lanes, within)
             self._point(items, self.lane.poly())
 
     def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item]) -> None:

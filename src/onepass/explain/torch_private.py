@@ -1,0 +1,7 @@
+"""The private torch names that explaining needs."""
+
+from __future__ import annotations
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+__all__ = ["FakeTensor"]

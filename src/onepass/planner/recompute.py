@@ -1,0 +1,99 @@
+"""Values left between groups are computed again in their readers where that is cheaper than moving them.
+
+The value takes along what it is made of, back to inputs, stored values and reductions; a reduction it needs is stored
+instead, which is small. Both ways are priced and the cheaper one stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..analysis.inline import reductions
+from ..ir.plan import Decision
+from ..ir.program import Buffer, Define
+
+if TYPE_CHECKING:
+    from .plan import Planner
+
+MOST_READERS = 4
+
+
+def recompute(planner: Planner) -> None:
+    """Try every value that travels only from one group to a few others, the latest first."""
+    graph = planner.graph
+    for define in reversed(list(planner.program.defines())):
+        number = graph.node_of.get(define.buffer)
+        if number not in graph.members or define not in graph.members[number] or define.buffer in graph.required:
+            continue
+        users = sorted(u for u in graph.consumers.get(define.buffer, set()) if u != number)
+        if not users or len(users) > MOST_READERS or any(u not in graph.members for u in users):
+            continue
+        if not reductions([define.value]):
+            _try(planner, define, number, users)
+
+
+def _chain(planner: Planner, define: Define, number: int) -> list[Define]:
+    """The define and what it is made of inside its group, as far as nothing of it is stored or reduced."""
+    graph = planner.graph
+    own = {d.buffer: d for d in graph.members[number]}
+    stored = {d.buffer for d in graph.stored(graph.members[number], frozenset((number,)))}
+    chain, stack = {define}, [define]
+    while stack:
+        for buffer in graph.reads[stack.pop()]:
+            made = own.get(buffer)
+            if made is not None and made not in chain and buffer not in stored and not reductions([made.value]):
+                chain.add(made)
+                stack.append(made)
+    return sorted(chain, key=graph.order)
+
+
+def _try(planner: Planner, define: Define, number: int, users: list[int]) -> None:
+    graph = planner.graph
+    chain = _chain(planner, define, number)
+    before = [planner.cost(n) for n in (number, *users)]
+    longest = max(len(graph.members[u]) for u in users) + len(chain)
+    if any(c is None for c in before) or longest > planner.target.members_per_kernel:
+        return
+    undo_members = {u: graph.members[u] for u in users}
+    touched = {b for d in chain for b in (d.buffer, *graph.reads[d])}
+    undo_consumers = {b: set(graph.consumers.get(b, ())) for b in touched}
+    _absorb(planner, define, chain, users)
+    after = [planner.consider(graph.members[n], frozenset((n,))).cost for n in (number, *users)]
+    gain, moved = 0.0, 0
+    for old, new in zip(before, after, strict=True):
+        if old is not None and new is not None:
+            gain += old.time_us - new.time_us
+            moved += old.bytes_read + old.bytes_written - new.bytes_read - new.bytes_written
+    possible = all(c is not None for c in after)
+    accepted = possible and gain > 0
+    if possible:
+        reason = (
+            f"computed again in {len(users)} kernels: {moved} bytes fewer"
+            if accepted
+            else f"recomputing would cost {-gain:.1f} us"
+        )
+        reader = graph.members[users[0]][-1].origin.node
+        planner.decisions.append(Decision(define.origin.node, reader, "recompute", accepted, reason, gain, moved))
+    if not accepted:
+        graph.members.update(undo_members)
+        graph.consumers.update(undo_consumers)
+        return
+    for n, cost in zip((number, *users), after, strict=True):
+        assert cost is not None
+        planner.costs[n] = cost
+    for u in users:
+        graph.join_edges(chain, u)
+    if not graph.stored(graph.members[number], frozenset((number,))):
+        graph.remove(number)
+
+
+def _absorb(planner: Planner, define: Define, chain: list[Define], users: list[int]) -> None:
+    """The readers compute the chain themselves: they read what it reads, and no longer its result."""
+    graph = planner.graph
+    made: set[Buffer] = {d.buffer for d in chain}
+    graph.consumers[define.buffer].difference_update(users)
+    for u in users:
+        new = [d for d in chain if d not in graph.members[u]]
+        graph.members[u] = sorted([*new, *graph.members[u]], key=graph.order)
+        for buffer in {b for d in chain for b in graph.reads[d]} - made:
+            graph.consumers.setdefault(buffer, set()).add(u)
