@@ -27,6 +27,14 @@ class Driver:
         """Where the launching function is."""
         return ctypes.cast(getattr(self.library, self.names[4]), ctypes.c_void_p).value or 0
 
+    def bind(self, device: int) -> None:
+        """Make the device's context this thread's; a thread that only launches has none."""
+        if self.names is _HIP:
+            return  # HIP does so by itself
+        context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
+        self._call("cuCtxSetCurrent", context)
+
     def load(self, binary: bytes, entry: str, shared: int) -> int:
         """The function `entry` of a binary, loaded on the current device."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()

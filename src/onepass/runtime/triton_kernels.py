@@ -189,6 +189,7 @@ def _on_device(
     """What launches the kernel on a device, and what to call with the same arguments where that returned an error."""
     gpu = driver(target)
     with torch.cuda.device(device):
+        gpu.bind(device)
         function = gpu.load(built.binary, built.entry, built.shared)
     kernel = _Kernel(
         gpu.launch_address, function, None, built.threads, built.shared, 0, source.pointers, source.symbols
@@ -203,7 +204,7 @@ def _on_device(
                 _build_general(kernel, source, target, gpu)
                 status = launch(*arguments)
             if status == WRONG_CONTEXT:
-                torch.cuda.current_stream(device).query()  # binds the device's context to this thread
+                gpu.bind(device)
                 status = launch(*arguments)
         if status:
             raise RuntimeError(f"onepass: launching {source.name} failed with driver error {status}")

@@ -49,12 +49,12 @@ def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> S
     first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
     workspace: list[Buffer] = []
     partial: dict[Reduce, list[Buffer]] = {}
-    outer = nest.outer
+    outer, device = nest.outer, nest.stores[0].buffer.device
     shape = (*(a.extent for a in outer), chunk.extent)
     for r in roots:
         partial[r] = []
         for k, dtype in enumerate(r.part_dtypes):
-            buffer = Buffer(f"{name}_w{len(workspace)}", dtype, shape, contiguous_strides(shape))
+            buffer = Buffer(f"{name}_w{len(workspace)}", dtype, shape, contiguous_strides(shape), device)
             workspace.append(buffer)
             partial[r].append(buffer)
             index = (*(a.poly() for a in outer), chunk.poly())
