@@ -195,7 +195,7 @@ class _Emitter:
                 return triton_const(value)
         if not _names(value):
             return f"tl.full([], {self.poly(value)}, tl.int64)"
-        return f"{self.poly(value)}.to(tl.int64)" if _compound(value) else f"tl.cast({self.poly(value)}, tl.int64)"
+        return f"tl.cast({_bare(self.poly(value))}, tl.int64)"
 
     def mask(self, dims: frozenset[int] | None, *conditions: str) -> str | None:
         """Which lanes of these dimensions count, and the conditions; None where all do."""
@@ -400,32 +400,26 @@ class _Emitter:
             dims.add(dim)
         for name, dtype, value in zip(self.parts(a), a.dtypes, identities(a.monoid, a.dtypes), strict=True):
             number = triton_number(value) if dtype is not DType.BOOL else str(int(value.value))
-            self.line(f"{name} = tl.full({shape}, {number}, {_held(dtype)})")
+            narrow = f".to({triton_type(dtype)})" if dtype.is_half else ""
+            self.line(f"{name} = tl.full({shape}, {number}, {_held(dtype)}){narrow}")
             self.dims[name] = frozenset(dims)
 
-    def masked(
-        self, value: Operand, neutral: Const, axes: tuple[Axis, ...], monoid: str, beside: frozenset[int] = _NONE
-    ) -> str:
+    def masked(self, value: Operand, neutral: Const, axes: tuple[Axis, ...], beside: frozenset[int] = _NONE) -> str:
         """A value as it enters a reduction over tile axes: identity where lanes do not count, all lanes present.
 
         `beside`: dimensions of the values that enter with it.
         """
-        text = self.operand(value)
-        number = triton_number(neutral)
-        if _dtype(value) is DType.BOOL or monoid in ("any", "all"):
+        text, other = self.operand(value), triton_const(neutral)
+        if neutral.dtype is DType.BOOL:
             text = f"({text} != 0).to(tl.int32)" if _dtype(value) is not DType.BOOL else f"{text}.to(tl.int32)"
-            number = str(int(neutral.value))
-        elif isinstance(value, Poly):
-            text = self.operand(value)
+            other = f"tl.full([], {int(neutral.value)}, tl.int32)"
         dims = self.dims_of(value) or _NONE
         over = frozenset(self.tiles[a.name].dim for a in axes)
         whole = over | beside
         mask = self.mask(over)
         if mask is not None:
-            kind = "tl.int32" if "tl.int32" in text and number in ("0", "1") else triton_type(_dtype(value))
-            text = f"tl.where({mask}, {text}, tl.full([], {number}, {kind}))"
-            masked = frozenset(t.dim for t in self.tiles.values() if t.mask is not None and t.dim in over)
-            dims = dims | masked
+            text = f"tl.where({mask}, {text}, {other})"
+            dims |= frozenset(t.dim for t in self.tiles.values() if t.mask is not None and t.dim in over)
         if not whole <= dims or self.dims_of(value) is None:
             text = f"tl.broadcast_to({text}, {self.shape(dims | whole)})"
         return text
@@ -439,7 +433,7 @@ class _Emitter:
             return
         neutral = identities(a.monoid, a.dtypes)
         beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
-        values = [self.masked(v, n, axes, a.monoid, beside) for v, n in zip(s.inputs, neutral, strict=True)]
+        values = [self.masked(v, n, axes, beside) for v, n in zip(s.inputs, neutral, strict=True)]
         self.line(f"{', '.join(self.parts(a))} = {triton_join(a.monoid, self.parts(a), values, a.dtypes[0])}")
 
     def welford(self, value: Operand, axes: tuple[Axis, ...], name: str) -> list[str]:
@@ -447,7 +441,7 @@ class _Emitter:
         dtype = _dtype(value)
         kind = triton_type(dtype)
         zero = identities("welford", (dtype,))[0]
-        self.line(f"{name}_x = {self.masked(value, zero, axes, 'sum')}")
+        self.line(f"{name}_x = {self.masked(value, zero, axes)}")
         counts = " * ".join(f"tl.cast({self.tiles[a.name].count}, {kind})" for a in axes) or f"tl.full([], 1, {kind})"
         self.line(f"{name}_count = {counts} + tl.full({[1] * self.rank}, 0, {kind})")
         self.line(f"{name}_mean = {self.folds('sum', [f'{name}_x'], axes)} / {name}_count")
@@ -476,7 +470,7 @@ class _Emitter:
         dtypes = [v.dtype for v in s.parts]
         neutral = identities(s.monoid, dtypes)
         beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
-        values = [self.masked(v, n, s.over, s.monoid, beside) for v, n in zip(s.inputs, neutral, strict=True)]
+        values = [self.masked(v, n, s.over, beside) for v, n in zip(s.inputs, neutral, strict=True)]
         for axis in s.over:
             self.line(f"{', '.join(names)} = {triton_fold(s.monoid, values, self.tiles[axis.name].dim)}")
             values = names
@@ -532,13 +526,11 @@ def _names(poly: Poly) -> set[str]:
     return found
 
 
-def _compound(poly: Poly) -> bool:
-    return len(poly.terms) > 1
-
-
 def _held(dtype: DType) -> str:
-    """The type of an accumulator's part: bools count in int32."""
-    return "tl.int32" if dtype is DType.BOOL else triton_type(dtype)
+    """The type an accumulator's part starts in: bools count in int32, 16-bit floats come from float32."""
+    if dtype is DType.BOOL:
+        return "tl.int32"
+    return "tl.float32" if dtype.is_half else triton_type(dtype)
 
 
 def _dtype(value: Operand) -> DType:

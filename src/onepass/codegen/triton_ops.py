@@ -68,7 +68,9 @@ def triton_number(value: Const) -> str:
 
 
 def triton_const(value: Const) -> str:
-    """A typed literal."""
+    """A typed literal; 16-bit floats are rounded through float32, as eager does."""
+    if value.dtype.is_half:
+        return f"tl.full([], {triton_number(value)}, tl.float32).to({_TYPES[value.dtype]})"
     return f"tl.full([], {triton_number(value)}, {_TYPES[value.dtype]})"
 
 

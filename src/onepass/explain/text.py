@@ -119,6 +119,10 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
     yield f"  kernel {_one_line(kernel.name)}: {moved}, predicted {time_text(kernel.predicted_us)}"
     if kernel.schedule:
         yield f"    schedule  {_one_line(kernel.schedule)}"
+    if kernel.registers:
+        shared = f", {byte_text(kernel.shared_bytes)} of shared memory" if kernel.shared_bytes else ""
+        spilled = f", {kernel.spilled_bytes} bytes spilled" if kernel.spilled_bytes else ", nothing spilled"
+        yield f"    resources {kernel.registers} registers{spilled}{shared}"
     rows = _by_line(kernel.operations)
     width = min(max((len(names) for names, _ in rows), default=0), 48)
     for names, line in rows:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 
 class Interpreter:
@@ -19,7 +20,8 @@ class Interpreter:
         self._interpreter: Any = interpreter
         builder = interpreter.interpreter_builder
         names = [n for n in dir(builder) if n.startswith(("create_fcmp", "create_icmp"))]
-        self._comparisons = {n: self._boolean(getattr(builder, n)) for n in names}
+        self._repaired = {n: self._boolean(getattr(builder, n)) for n in names}
+        self._repaired["cast_impl"] = self._cast(builder.cast_impl)
 
     def _boolean(self, compare: Callable[..., Any]) -> Callable[..., Any]:
         """A comparison whose result says that it is bool; the interpreter's own keeps the operands' type."""
@@ -28,6 +30,19 @@ class Interpreter:
             return self._interpreter.TensorHandle(np.asarray(compare(left, right).data, dtype=bool), self.language.int1)
 
         return compared
+
+    def _cast(self, cast: Callable[..., Any]) -> Callable[..., Any]:
+        """A cast that rounds to bfloat16 as hardware does; the interpreter's own cuts off."""
+        tl = self.language
+
+        def converted(source: Any, kind: Any) -> Any:
+            if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
+                narrow = torch.tensor(np.asarray(source.data)).to(torch.bfloat16)
+                data = narrow.view(torch.int16).numpy().view(np.uint16)
+                return self._interpreter.TensorHandle(data, kind.scalar)
+            return cast(source, kind)
+
+        return converted
 
     def data(self, tensor: Any) -> Any:
         """The numpy array of a tile."""
@@ -54,7 +69,7 @@ class Interpreter:
         index, kept = tl.core.tensor.__index__, tl.reduce
         tl.core.tensor.__index__ = lambda tensor: int(self.data(tensor).item())
         tl.reduce = reduce
-        vars(builder).update(self._comparisons)
+        vars(builder).update(self._repaired)
         try:
             builder.set_grid_dim(programs, 1, 1)
             with np.errstate(all="ignore"):
@@ -63,6 +78,6 @@ class Interpreter:
                     kernel(*arguments)
         finally:
             tl.core.tensor.__index__, tl.reduce = index, kept
-            for name in self._comparisons:
+            for name in self._repaired:
                 delattr(builder, name)
             scope.restore()

@@ -14,7 +14,7 @@ from ..analysis.access import numel
 from ..analysis.nest import direct_reductions
 from ..ir.expr import Expr, Part
 from ..ir.kernel import Accumulator, Fold, GridAxis, Kernel, Loop, RandomWord, Start, Statement, Tile, Var, When
-from ..ir.poly import Axis, Poly
+from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.program import Buffer, Origin
 from .builder import Finished, Kept
 from .sweeps import Item, NestScheduler
@@ -69,7 +69,7 @@ class TileScheduler(NestScheduler):
 
     def _bind_tile(self, axis: Axis, tile: Axis, lanes: int, start: Poly, within: tuple[Poly, ...] = ()) -> None:
         """`within`: limits beside the end of the class, which itself is one unless lanes divide everything."""
-        whole = not (axis.extent % lanes).terms and not within
+        whole = not (axis.extent % lanes).terms and nonnegative(axis.extent - 1) and not within
         self.builder.add(Tile(tile, lanes, () if whole else (*within, axis.extent - start)))
         self.builder.here.bindings[axis] = axis.poly()
         self.builder.here.physical[axis] = start + tile
