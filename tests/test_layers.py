@@ -21,7 +21,7 @@ RANK = {
     "backend": 7,
 }
 TOP = 8  # the package itself, the command line, the demo: may import everything
-PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in ("autograd", "lowering", "runtime"))}
+PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in ("autograd", "explain", "lowering", "runtime"))}
 
 
 def unit(relative: Path) -> str:

@@ -12,11 +12,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from onepass.backend import make_backend  # noqa: E402
-from tests.fuzz.check import check_program, failure, shrink  # noqa: E402
-from tests.fuzz.generate import generate  # noqa: E402
-from tests.opdb.cases import operators, samples, skip_reason  # noqa: E402
-from tests.opdb.check import Skipped, check_case  # noqa: E402
+from onepass.backend import make_backend
+from tests.fuzz.check import check_program, failure, shrink
+from tests.fuzz.generate import generate
+from tests.opdb.cases import operators, samples, skip_reason
+from tests.opdb.check import Skipped, check_case
 
 LOWERED = (Path(__file__).parents[1] / "lowering" / "lowered_operators.txt").read_text().split("\n")
 NAMES = [line.strip() for line in LOWERED if line.strip() and not line.startswith("#")]

@@ -113,8 +113,9 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
 
 
 def _triton() -> Any:
-    import triton
     import triton.compiler
+
+    import triton
 
     return triton
 
