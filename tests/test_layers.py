@@ -21,7 +21,8 @@ RANK = {
     "backend": 7,
 }
 TOP = 8  # the package itself, the command line, the demo: may import everything
-PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in ("autograd", "explain", "lowering", "runtime"))}
+STAGES_WITH_PRIVATE_TORCH = ("autograd", "explain", "lowering", "runtime")
+PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in STAGES_WITH_PRIVATE_TORCH)}
 
 
 def unit(relative: Path) -> str:
