@@ -434,6 +434,11 @@ class _Emitter:
         neutral = identities(a.monoid, a.dtypes)
         beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
         values = [self.masked(v, n, axes, beside) for v, n in zip(s.inputs, neutral, strict=True)]
+        if not a.folded:  # one state for the whole tile
+            for axis in axes:
+                names = [f"{name}_new" for name in self.parts(a)]
+                self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, self.tiles[axis.name].dim)}")
+                values = names
         self.line(f"{', '.join(self.parts(a))} = {triton_join(a.monoid, self.parts(a), values, a.dtypes[0])}")
 
     def welford(self, value: Operand, axes: tuple[Axis, ...], name: str) -> list[str]:

@@ -92,10 +92,12 @@ class GroupGraph:
         )
 
     def merge(self, a: int, b: int) -> None:
-        """Group b joins group a."""
-        self.members[a] = sorted([*self.members[a], *self.members.pop(b)], key=lambda d: self.order(d))
+        """Group b joins group a; what one of them only computed again may be the other's own."""
+        both = dict.fromkeys((*self.members[a], *self.members.pop(b)))
+        self.members[a] = sorted(both, key=lambda d: self.order(d))
         for d in self.members[a]:
-            self.node_of[d.buffer] = a
+            if self.node_of.get(d.buffer) == b:
+                self.node_of[d.buffer] = a
         for s in self.successors.pop(b):
             self.predecessors[s].discard(b)
             if s != a:
@@ -115,13 +117,17 @@ class GroupGraph:
                     users.discard(b)
                     users.add(a)
 
-    def join_edges(self, chain: Iterable[Define], number: int) -> None:
-        """A group comes after the makers of what a chain of defines reads."""
-        for define in chain:
-            for buffer in self.reads[define]:
-                producer = self.node_of.get(buffer)
-                if producer is not None and producer != number:
-                    self._edge(producer, number)
+    def renew_edges(self, number: int) -> None:
+        """A group comes after the makers of what it reads, and of nothing else."""
+        own = {d.buffer for d in self.members[number]}
+        read = {b for d in self.members[number] for b in self.reads[d]} - own
+        for producer in self.predecessors[number]:
+            self.successors[producer].discard(number)
+        self.predecessors[number].clear()
+        for buffer in read:
+            producer = self.node_of.get(buffer)
+            if producer is not None and producer != number:
+                self._edge(producer, number)
 
     def remove(self, number: int) -> None:
         """A group that nobody reads any more disappears."""

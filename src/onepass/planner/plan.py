@@ -67,7 +67,8 @@ class Planner:
         if self.options.fuse:
             self.fuse_chains()
             self.fuse_by_gain(siblings)
-            recompute(self)
+            if recompute(self):
+                self.fuse_by_gain(siblings)  # groups that waited for each other may be neighbours now
         return self.steps()
 
     # --- legality ---

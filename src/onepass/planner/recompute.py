@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 MOST_READERS = 4
 
 
-def recompute(planner: Planner) -> None:
-    """Try every value that travels only from one group to a few others, the latest first."""
-    graph = planner.graph
+def recompute(planner: Planner) -> bool:
+    """Try every value that travels only from one group to a few others, the latest first; whether any was."""
+    graph, done = planner.graph, False
     for define in reversed(list(planner.program.defines())):
         number = graph.node_of.get(define.buffer)
         if number not in graph.members or define not in graph.members[number] or define.buffer in graph.required:
@@ -29,7 +29,8 @@ def recompute(planner: Planner) -> None:
         if not users or len(users) > MOST_READERS or any(u not in graph.members for u in users):
             continue
         if not reductions([define.value]):
-            _try(planner, define, number, users)
+            done |= _try(planner, define, number, users)
+    return done
 
 
 def _chain(planner: Planner, define: Define, number: int) -> list[Define]:
@@ -47,13 +48,13 @@ def _chain(planner: Planner, define: Define, number: int) -> list[Define]:
     return sorted(chain, key=graph.order)
 
 
-def _try(planner: Planner, define: Define, number: int, users: list[int]) -> None:
+def _try(planner: Planner, define: Define, number: int, users: list[int]) -> bool:
     graph = planner.graph
     chain = _chain(planner, define, number)
     before = [planner.cost(n) for n in (number, *users)]
     longest = max(len(graph.members[u]) for u in users) + len(chain)
     if any(c is None for c in before) or longest > planner.target.members_per_kernel:
-        return
+        return False
     undo_members = {u: graph.members[u] for u in users}
     touched = {b for d in chain for b in (d.buffer, *graph.reads[d])}
     undo_consumers = {b: set(graph.consumers.get(b, ())) for b in touched}
@@ -77,14 +78,15 @@ def _try(planner: Planner, define: Define, number: int, users: list[int]) -> Non
     if not accepted:
         graph.members.update(undo_members)
         graph.consumers.update(undo_consumers)
-        return
+        return False
     for n, cost in zip((number, *users), after, strict=True):
         assert cost is not None
         planner.costs[n] = cost
     for u in users:
-        graph.join_edges(chain, u)
+        graph.renew_edges(u)
     if not graph.stored(graph.members[number], frozenset((number,))):
         graph.remove(number)
+    return True
 
 
 def _absorb(planner: Planner, define: Define, chain: list[Define], users: list[int]) -> None:

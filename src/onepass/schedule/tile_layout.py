@@ -19,6 +19,7 @@ from .layout import access_scores
 
 HELD_ELEMENTS = 16384  # of one value that 16 warps keep in registers beside a few others
 ROW_ELEMENTS = 2048  # short rows are gathered until a program has this many elements
+LONG_ROW = 32768
 COLUMN_LANES = 128
 TRANSPOSE_BLOCK = 64
 MAX_WARPS = 16
@@ -89,13 +90,14 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         blocks = {best: min(power_above(best.extent.constant), COLUMN_LANES)}
         lanes = max(2, 2048 // blocks[best])
     else:
-        lanes = min(power_above(strip_axis(nest, scores).extent.constant), budget)
+        extent = strip_axis(nest, scores).extent.constant
+        lanes = min(power_above(extent), 2 * budget if extent is None or extent >= LONG_ROW else budget)
     if inner and (vector := strip_axis(nest, scores)) in chunks:
         lanes = min(lanes, power_below(chunks[vector][1]))
     elements = lanes * _elements(held)
     for block in blocks.values():
         elements *= block
-    per_thread = 16 if elements >= 1024 else 8
+    per_thread = 32 if elements >= 4 * 1024 * (1 if lanes > 1 else 2) else 16 if elements >= 1024 else 8
     warps = min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
     stages = 3 if lanes > 1 else 0
     return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages)

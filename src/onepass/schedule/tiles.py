@@ -120,6 +120,10 @@ class TileScheduler(NestScheduler):
             self._bind_tile(axis, self.lane, lanes, start + loop * lanes, within)
             self._point(items, self.lane.poly())
 
+    def started(self, item: Item, axes: frozenset[Axis]) -> Item:
+        """One state for the whole tile: carrying one to a new reference is cheaper than carrying every lane's."""
+        return self._with_accumulator(item, 1)
+
     def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item]) -> None:
         if axis not in self.builder.here.bindings:
             self._bind_tile(axis, self.lane, size, start)
