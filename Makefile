@@ -10,11 +10,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOURCES := src tests tools
 
-.PHONY: help demo test sanitize check golden fuzz opdb bench clean
+.PHONY: help demo test gpu sanitize check golden fuzz opdb bench clean
 
 help:
 	@echo "make demo     several real workloads: checked, explained, timed"
 	@echo "make test     the whole test suite (WORKERS=$(WORKERS))"
+	@echo "make gpu      the value suite on this machine's GPU, from the source folder (WORKERS, SECONDS of fuzzing)"
 	@echo "make sanitize the test suite with kernels built by AddressSanitizer (gcc; slow)"
 	@echo "make check    formatting, lint, types, line budgets"
 	@echo "make golden   regenerate the golden files"
@@ -34,6 +35,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+
+# From the source folder with the machine's own torch and triton: nothing is installed. A smoke test goes first.
+GPU_PYTHON ?= $(PYTHON)
+SECONDS ?= 120
+GPU = PYTHONPATH=src:. ONEPASS_TEST_DEVICE=cuda ONEPASS_FUZZ_SECONDS=$(SECONDS) $(GPU_PYTHON) -m pytest -q
+gpu:
+	$(GPU) tests/gpu -k a_kernel_runs
+	$(GPU) -n $(WORKERS) --dist worksteal tests/gpu tests/fuzz/test_random_programs.py tests/fuzz/test_named.py \
+	  tests/opdb/test_opdb.py tests/backend/test_models.py
 
 SANITIZER = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libstdc++.so.6)
 sanitize: $(STAMP)

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from .explain.debug import build_progress, report_stage
 from .ir.host_json import MalformedProgram
 from .ir.options import Options
-from .ir.record import CompileRecord, stage
+from .ir.record import CompileRecord, DecisionRecord, KernelRecord, stage
 from .ir.target import Target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
 from .runtime.builders import INTERPRETED, builder_for
@@ -22,6 +22,9 @@ from .runtime.cache import Cache, default_cache
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
 from .runtime.kernels import Builder, LoadedKernel, build_kernels
+
+MOST_CANDIDATES = 2  # schedules of a group beside the first
+FIRST_LIVE, FEWEST_LIVE = 32, 4  # values alive at once that planning allows after spills, halved each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,40 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
             cache.discard_graph(key)
     from .pipeline import compile_entry  # here, because a hit does without
 
-    record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
-    entry, wrapper = compile_entry(graph, target, options, record)
-    compiled = _build(entry, record, builder, cache, graph)
+    wanted: dict[str, int] = {}
+    planned, notes = target, []
+    while True:
+        record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
+        entry, wrapper = compile_entry(graph, planned, options, record, wanted)
+        compiled = _build(entry, record, builder, cache, graph)
+        spilling = [k for k in record.kernels if k.spilled_bytes > 0]
+        if not spilling or planned.live_values <= FEWEST_LIVE:
+            break
+        notes += [_spill_note(k, wanted) for k in spilling]
+        planned = _after_spills(spilling, wanted, planned)
+    record.decisions[:0] = notes
     if wrapper is not None:
         compiled = replace(compiled, call=wrapper(compiled.call))
     if cache is not None and key is not None:
         save_graph(cache, key, entry, constants)
     return compiled
+
+
+def _after_spills(spilling: Sequence[KernelRecord], wanted: dict[str, int], target: Target) -> Target:
+    """Ask for the next schedule of what spilled; where there is none, plan for fewer values alive at once."""
+    for kernel in spilling:
+        name = kernel.name.removesuffix("_partial").removesuffix("_finish")
+        wanted[name] = wanted.get(name, 0) + 1
+    if max(wanted.values()) <= MOST_CANDIDATES:
+        return target
+    wanted.clear()
+    return replace(target, live_values=min(target.live_values, FIRST_LIVE) // 2)
+
+
+def _spill_note(kernel: KernelRecord, wanted: dict[str, int]) -> DecisionRecord:
+    tried = wanted.get(kernel.name, 0)
+    reason = f"schedule {tried} spills {kernel.spilled_bytes} bytes at {kernel.registers} registers"
+    return DecisionRecord(kernel.name, kernel.name, "spill", False, reason, 0.0, 0)
 
 
 def _build(

@@ -6,7 +6,7 @@ caching the result is `compilation.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
@@ -37,9 +37,16 @@ Wrapper: TypeAlias = Callable[[Call], Call]
 
 
 def compile_entry(
-    graph: GraphModule, target: Target, options: Options, record: CompileRecord
+    graph: GraphModule,
+    target: Target,
+    options: Options,
+    record: CompileRecord,
+    candidates: Mapping[str, int] | None = None,
 ) -> tuple[GraphEntry, Wrapper | None]:
-    """What a graph becomes, ready to be built, and what to wrap around its call, if it is to be checked."""
+    """What a graph becomes, ready to be built, and what to wrap around its call, if it is to be checked.
+
+    `candidates`: which schedule of a group is wanted, by the name of its kernels, where it is not the first.
+    """
     with stage(record, "lower"):
         device = "" if target.language == "c" else kernel_device(graph)
         program = lower_graph(
@@ -57,7 +64,8 @@ def compile_entry(
         scheduled: dict[Group, ScheduledGroup] = {}
         for step in plan.steps:
             if isinstance(step, Group):
-                scheduled[step] = schedule_group(step, target, f"k{len(scheduled)}_{_stem(step)}")
+                name = f"k{len(scheduled)}_{_stem(step)}"
+                scheduled[step] = schedule_group(step, target, name, (candidates or {}).get(name, 0))
         kernels = [k for s in scheduled.values() for k in s.kernels]
         for kernel in kernels:
             verify_kernel(kernel)

@@ -62,7 +62,7 @@ def test_random_programs(shard: int) -> None:
     assert not wrong, "\n\n".join(wrong)
 
 
-@pytest.mark.parametrize("shape", [(33, 70), (1, 1), (7, 1031), (3, 40001), (600, 3), (0, 5)])
+@pytest.mark.parametrize("shape", [(33, 70), (1, 1), (7, 1031), (3, 40001), (600, 3), (0, 5), (9, 33000)])
 def test_reductions_of_every_form(shape: tuple[int, int]) -> None:
     """Held, streamed, split, columns, several axes; Welford, value and index, online softmax; odd sizes."""
 

@@ -25,6 +25,7 @@ _SIGNATURES = {
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
+_FLOAT_OPERATORS = _OPERATORS | {"div": "/"}  # a GPU's float32 division: within 2 ulp
 _BITS = {"bitand": "&", "bitor": "|", "bitxor": "^"}
 _ON_BOOL = _BITS | {"add": "|", "mul": "&", "maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}
 _LANGUAGE = frozenset(["exp", "exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil", "rsqrt", "abs", "fma"])
@@ -36,7 +37,7 @@ _LIBRARY = {
     )
 } | {"round": "rint"}  # fmt: skip
 _OWN = frozenset(
-    ["sign", "maximum", "minimum", "fmax", "fmin", "div", "sqrt", "signbit", "remainder", "floordiv"]
+    ["sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "signbit", "remainder", "floordiv"]
 )  # fmt: skip
 _INTEGER_DIVISIONS = frozenset(["truncdiv", "fmod", "floordiv", "remainder"])
 _SAME_ON_INTEGERS = frozenset(["floor", "ceil", "trunc", "round"])
@@ -114,8 +115,8 @@ def _on_half(op: str, args: Sequence[str], operand: DType, dtype: DType) -> str:
 
 def _on_float(op: str, args: Sequence[str]) -> str | None:
     arguments = ", ".join(args)
-    if op in _OPERATORS:
-        return f"({args[0]} {_OPERATORS[op]} {args[1]})"
+    if op in _FLOAT_OPERATORS:
+        return f"({args[0]} {_FLOAT_OPERATORS[op]} {args[1]})"
     if op in _LANGUAGE:
         return f"tl.{op}({arguments})"
     if op in _LIBRARY:

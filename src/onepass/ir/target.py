@@ -34,6 +34,8 @@ class Target:
     members_per_kernel: int = 64  # operations of the program: what one compilation of a kernel can bear
     live_values: int = 256  # values alive at once in one kernel
     warp: int = 0  # threads in lockstep, where a program is a block of them that holds tiles; 0: it is one thread
+    held_elements: int = 0  # of one value that a program's registers keep beside a few others
+    thread_elements: int = 0  # of one value that a thread keeps, at most
     columns: int = 1  # positions of a contiguous axis that one program takes beside an axis it reduces
     split_programs: int = 128  # programs a split reduction is shared out to
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
@@ -58,7 +60,8 @@ def _gpu(
         name=name, language="triton", processors=processors, launch_us=launch_us,
         memory_bytes_per_us=memory * 1e3, cache_bytes_per_us=cache * 1e3, operations_per_us=operations * 1e3,
         vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
-        shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors, columns=128,
+        shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors, columns=128, held_elements=16384,
+        thread_elements=32,
     )  # fmt: skip
 
 
@@ -67,7 +70,7 @@ _GPUS = (
     _gpu("sm_90", 132, 3.0, 4_230, 9_000, 33_000, 60, 227),
     _gpu("sm_100", 148, 3.0, 7_200, 15_000, 37_000, 126, 227),
     _gpu("gfx942", 304, 5.0, 4_000, 10_000, 40_000, 256, 64, warp=64),
-    replace(_gpu("triton-interpret", 4, 3.0, 4_230, 9_000, 33_000, 60, 227), wide_statistics=True),
+    replace(_gpu("triton-interpret", 4, 3.0, 4_230, 9_000, 33_000, 1, 227), wide_statistics=True),
 )
 
 

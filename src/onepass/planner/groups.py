@@ -121,8 +121,8 @@ class GroupGraph:
         """A group comes after the makers of what it reads, and of nothing else."""
         own = {d.buffer for d in self.members[number]}
         read = {b for d in self.members[number] for b in self.reads[d]} - own
-        for producer in self.predecessors[number]:
-            self.successors[producer].discard(number)
+        for before in self.predecessors[number]:
+            self.successors[before].discard(number)
         self.predecessors[number].clear()
         for buffer in read:
             producer = self.node_of.get(buffer)

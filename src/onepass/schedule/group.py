@@ -6,6 +6,8 @@ the same monoid and computes what depends on the result.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..analysis.access import estimate, numel
 from ..analysis.inline import reductions
 from ..analysis.nest import Nest, NestStore, Refusal, analyse, collapse, direct_reductions, outer_axes, programs_of
@@ -24,8 +26,14 @@ from .tiles import TileScheduler
 ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
 
 
-def schedule_group(group: Group, target: Target, name: str) -> ScheduledGroup:
-    """The kernels of a group, in launch order."""
+def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) -> ScheduledGroup:
+    """The kernels of a group, in launch order.
+
+    Later candidates keep fewer values per thread: for a group whose first kernel spilled registers.
+    """
+    if candidate:
+        held, each = target.held_elements >> (2 * candidate), target.thread_elements >> (candidate + 1)
+        target = replace(target, held_elements=held, thread_elements=each)
     nest = analyse(group.stores, target)
     if isinstance(nest, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")

@@ -17,7 +17,6 @@ from ..ir.poly import Axis
 from ..ir.target import Target
 from .layout import access_scores
 
-HELD_ELEMENTS = 16384  # of one value that 16 warps keep in registers beside a few others
 ROW_ELEMENTS = 2048  # short rows are gathered until a program has this many elements
 LONG_ROW = 32768
 COLUMN_LANES = 128
@@ -78,7 +77,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         default=None,
     )
     columns = best is not None and best in outer and bool(inner)
-    held = _held(nest, inner, chunks, columns)
+    held = _held(nest, inner, chunks, columns, target)
     blocks: dict[Axis, int] = {}
     lanes = 1
     if not inner:
@@ -98,6 +97,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
     for block in blocks.values():
         elements *= block
     per_thread = 32 if elements >= 4 * 1024 * (1 if lanes > 1 else 2) else 16 if elements >= 1024 else 8
+    per_thread = min(per_thread, target.thread_elements)
     warps = min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
     stages = 3 if lanes > 1 else 0
     return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages)
@@ -135,7 +135,9 @@ def _budget(nest: Nest, target: Target) -> int:
     return 4 * target.warp * max(4, min(16, 32 // widest))
 
 
-def _held(nest: Nest, inner: Sequence[Axis], chunks: dict[Axis, tuple[Axis, int]], columns: bool) -> tuple[Axis, ...]:
+def _held(
+    nest: Nest, inner: Sequence[Axis], chunks: dict[Axis, tuple[Axis, int]], columns: bool, target: Target
+) -> tuple[Axis, ...]:
     """The inner classes, if they all fit a program's registers."""
     if not inner or len(inner) > TILE_AXES - 1 or any(a in chunks for a in inner):
         return ()
@@ -144,7 +146,7 @@ def _held(nest: Nest, inner: Sequence[Axis], chunks: dict[Axis, tuple[Axis, int]
     values = [s.value for s in nest.stores]
     bound = frozenset(inner) | {a for a, c in nest.bound.items() if c in inner}
     live = len({e for e in postorder(values) if isinstance(e, Load) and e.axes & bound})
-    limit = HELD_ELEMENTS * 4 // max(4, live + len(reductions(values)))
+    limit = target.held_elements * 4 // max(4, live + len(reductions(values)))
     if columns:
         limit = 64
     return tuple(inner) if _elements(inner) <= limit else ()

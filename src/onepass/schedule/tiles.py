@@ -122,7 +122,7 @@ class TileScheduler(NestScheduler):
 
     def started(self, item: Item, axes: frozenset[Axis]) -> Item:
         """One state for the whole tile: carrying one to a new reference is cheaper than carrying every lane's."""
-        return self._with_accumulator(item, 1)
+        return self._with_accumulator(item, self.layout.lanes, whole=True)
 
     def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item]) -> None:
         if axis not in self.builder.here.bindings:
@@ -146,11 +146,11 @@ class TileScheduler(NestScheduler):
             remaining -= nested
         return self.layout.lanes if remaining and item.reduce is not None else 1
 
-    def _with_accumulator(self, item: Item, lanes: int) -> Item:
+    def _with_accumulator(self, item: Item, lanes: int, whole: bool = False) -> Item:
         if item.reduce is None or item.accumulator is not None:
             return item
         monoid = item.reduce.monoid
-        striped = (self.lane,) if lanes > 1 and monoid != "welford" else ()
+        striped = (self.lane,) if lanes > 1 and monoid != "welford" and not whole else ()
         accumulator = Accumulator(
             self.builder.name(f"{monoid}_acc"),
             monoid,
