@@ -24,7 +24,6 @@ from .runtime.executable import Executable
 from .runtime.kernels import Builder, LoadedKernel, build_kernels
 
 MOST_CANDIDATES = 2  # schedules of a group beside the first
-FIRST_LIVE, FEWEST_LIVE = 32, 4  # values alive at once that planning allows after spills, halved each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
         entry, wrapper = compile_entry(graph, planned, options, record, wanted)
         compiled = _build(entry, record, builder, cache, graph)
         spilling = [k for k in record.kernels if k.spilled_bytes > 0]
-        if not spilling or planned.live_values <= FEWEST_LIVE:
+        if not spilling or planned.members_per_kernel == 1:
             break
         notes += [_spill_note(k, wanted) for k in spilling]
         planned = _after_spills(spilling, wanted, planned)
@@ -71,14 +70,15 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
 
 
 def _after_spills(spilling: Sequence[KernelRecord], wanted: dict[str, int], target: Target) -> Target:
-    """Ask for the next schedule of what spilled; where there is none, plan for fewer values alive at once."""
+    """Ask for the next schedule of what spilled; where there is none, plan for half as many operations a kernel."""
     for kernel in spilling:
         name = kernel.name.removesuffix("_partial").removesuffix("_finish")
         wanted[name] = wanted.get(name, 0) + 1
     if max(wanted.values()) <= MOST_CANDIDATES:
         return target
     wanted.clear()
-    return replace(target, live_values=min(target.live_values, FIRST_LIVE) // 2)
+    most = max(len(k.operations) for k in spilling)
+    return replace(target, members_per_kernel=max(1, min(target.members_per_kernel, most) // 2))
 
 
 def _spill_note(kernel: KernelRecord, wanted: dict[str, int]) -> DecisionRecord:

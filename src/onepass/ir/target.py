@@ -60,8 +60,8 @@ def _gpu(
         name=name, language="triton", processors=processors, launch_us=launch_us,
         memory_bytes_per_us=memory * 1e3, cache_bytes_per_us=cache * 1e3, operations_per_us=operations * 1e3,
         vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
-        shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors, columns=128, held_elements=16384,
-        thread_elements=32,
+        shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
+        columns=128, held_elements=16384, thread_elements=32,
     )  # fmt: skip
 
 

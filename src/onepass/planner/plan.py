@@ -118,7 +118,10 @@ class Planner:
             if user not in self.graph.members or user == number or self.reduces(number):
                 continue
             size = sizes.get(number, 1) + sizes.get(user, 1)
-            if size > self.target.members_per_kernel or not self._reads_once(define, user):
+            if size > (limit := self.target.members_per_kernel):
+                self._decide(number, user, "vertical", False, f"{size} operations, limit {limit}", 0.0, 0)
+                continue
+            if not self._reads_once(define, user):
                 continue
             if self._device(number) != self._device(user):
                 continue

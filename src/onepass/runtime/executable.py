@@ -37,7 +37,7 @@ from ..ir.source import (
 from .kernels import LoadedKernel
 from .layout import settle, settle_result, word_of
 from .threads import thread_count
-from .torch_private import current_stream, empty_cpu, empty_cuda, view
+from .torch_private import current_stream, direct, empty_cpu, empty_cuda, view
 
 _NAME = re.compile(r"[abxsw]\d+")
 _NUMBER = re.compile(r"\d+")
@@ -192,7 +192,7 @@ class _Writer:
         else:
             comment = _comment(call.target)
             try:
-                target = self._constant("target", call.target, resolve_callable(call.target))
+                target = self._constant("target", call.target, direct(resolve_callable(call.target)))
             except LookupError as error:
                 raise MalformedProgram(str(error)) from error
         arguments = [self._tree(a) for a in call.args]

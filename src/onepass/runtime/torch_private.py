@@ -23,6 +23,12 @@ def _empty_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
     return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
 
 
+def direct(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's own entry into torch's dispatcher: 0.3 us less than through its Python object."""
+    entry: Callable[..., Any] = getattr(operator, "_op", operator)
+    return entry if callable(entry) else operator
+
+
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 # empty_cpu(shape, strides, dtype): 0.65 us against 1.5 us of torch.empty_strided.

@@ -109,7 +109,12 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
         "entry": metadata.name, "shared": metadata.shared, "threads": target.warp * metadata.num_warps,
         "registers": registers, "spills": spills,
     }  # fmt: skip
-    return json.dumps(head).encode() + b"\n" + bytes(compiled.asm[kind])
+    return packed(head, compiled.asm[kind])
+
+
+def packed(head: dict[str, Any], binary: bytes) -> bytes:
+    """One file: what is known of the kernel in a line, then its code."""
+    return json.dumps(head).encode() + b"\n" + bytes(binary)
 
 
 def _triton() -> Any:

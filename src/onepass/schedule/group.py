@@ -32,7 +32,7 @@ def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) 
     Later candidates keep fewer values per thread: for a group whose first kernel spilled registers.
     """
     if candidate:
-        held, each = target.held_elements >> (2 * candidate), target.thread_elements >> (candidate + 1)
+        held, each = target.held_elements >> (2 * candidate - 2), target.thread_elements >> (candidate + 1)
         target = replace(target, held_elements=held, thread_elements=each)
     nest = analyse(group.stores, target)
     if isinstance(nest, Refusal):
