@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOURCES := src tests tools
 
-.PHONY: help demo test gpu sanitize check golden fuzz opdb bench clean
+.PHONY: help demo test gpu gpu-sanitize sanitize check golden fuzz opdb bench clean
 
 help:
 	@echo "make demo     several real workloads: checked, explained, timed"
@@ -44,6 +44,12 @@ gpu:
 	$(GPU) tests/gpu -k a_kernel_runs
 	$(GPU) -n $(WORKERS) --dist worksteal tests/gpu tests/fuzz/test_random_programs.py tests/fuzz/test_named.py \
 	  tests/opdb/test_opdb.py tests/backend/test_models.py
+
+gpu-sanitize:
+	PYTHONPATH=src:. $(GPU_PYTHON) -m tests.gpu.representative
+	for tool in memcheck racecheck initcheck; do \
+	  PYTHONPATH=src:. compute-sanitizer --tool $$tool --kernel-name regex=onepass_kernel --error-exitcode 1 \
+	    $(GPU_PYTHON) -m tests.gpu.representative || exit 1; done
 
 SANITIZER = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libstdc++.so.6)
 sanitize: $(STAMP)

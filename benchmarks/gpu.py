@@ -239,8 +239,9 @@ def main() -> None:
     options = parser.parse_args()
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ONEPASS_CACHE_DIR"):
         os.environ[variable] = tempfile.mkdtemp()
-    import onepass  # noqa: F401
     import triton
+
+    import onepass  # noqa: F401
 
     words = [w.strip().lower() for w in options.only.split(";") if w.strip()]
     names = [n for n in WORKLOADS if not words or any(w in n.lower() for w in words)]

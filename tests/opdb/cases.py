@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import sys
+import types
+import unittest
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+
+try:
+    import expecttest  # noqa: F401
+except ImportError:  # torch's test modules want no more of it than a class to inherit from
+    sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)  # type: ignore[assignment]
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils import _pytree as pytree
 
 from ..checking import DEVICE, FLOATS, tensors_of, to_float64
 
@@ -48,14 +56,15 @@ def pairs() -> list[tuple[str, torch.dtype]]:
 
 @functools.cache
 def skips() -> dict[tuple[str, str], str]:
-    """(operator, type or *) -> reason."""
+    """(operator, type or *) -> reason; an operator may be `device:name`."""
     lines = (line for line in SKIPS.read_text().splitlines() if line.strip() and not line.startswith("#"))
     fields = (line.split(maxsplit=2) for line in lines)
     return {(operator, dtype): reason for operator, dtype, reason in fields}
 
 
 def skip_reason(name: str, dtype: torch.dtype) -> str | None:
-    return skips().get((name, short(dtype))) or skips().get((name, "*"))
+    places = [(f"{prefix}{name}", kind) for prefix in ("", f"{DEVICE}:") for kind in (short(dtype), "*")]
+    return next((skips()[place] for place in places if place in skips()), None)
 
 
 @dataclass(frozen=True)

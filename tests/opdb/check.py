@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from ..checking import (
+    DEVICE,
     Compiler,
     Mismatch,
     Run,
@@ -86,9 +87,13 @@ def _reference(case: Case, training: bool) -> Run | None:
 
 def _is_random(case: Case, training: bool) -> bool:
     torch.manual_seed(0)
-    before = torch.get_rng_state()
+    before = _generators()
     case.function(*_inputs(case, training))
-    return not torch.equal(before, torch.get_rng_state())
+    return not all(map(torch.equal, before, _generators()))
+
+
+def _generators() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if DEVICE == "cuda" else [])]
 
 
 def _same(left: Run, right: Run) -> bool:

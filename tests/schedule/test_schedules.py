@@ -93,6 +93,20 @@ def test_long_sums_are_accurate() -> None:
     assert torch.compile(lambda x: x.sum(), backend="onepass", options=STRICT)(y).item() == float("inf")
 
 
+def test_one_state_beside_lanes() -> None:
+    """A variance over two axes, fed from the strips of a softmax over one of them, beside a product over the other."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        spread, mean = torch.var_mean(x.log_softmax(0), (0, 1))
+        return (1 + x.softmax(0).sum(0) / 8).prod(0), spread, mean
+
+    for shape in ((4, 17), (130, 9), (3, 3)):
+        x = torch.randn(shape)
+        ours = torch.compile(function, backend="onepass", options=STRICT)(x)
+        for mine, exact in zip(ours, function(x.double()), strict=True):
+            torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_variance_far_from_zero() -> None:
     x = torch.randn(64, 4096) + 1000
     # float32 holds 1000 to 6e-5; E[x^2] - E[x]^2 would be off by 1e-2 here.

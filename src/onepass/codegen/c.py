@@ -255,6 +255,8 @@ class _Emitter:
                 self.line("}")
 
     def simd(self, body: tuple[Statement, ...]) -> None:
+        if any(isinstance(x, Accumulate) and not x.lane.axes for x in body):
+            return  # one state for all lanes: they take turns
         failing = any(isinstance(x, Let) and raises(x.op, _dtype(x.args[0])) for x in walk(body))
         self.line("#pragma omp simd reduction(| : status)" if failing else "#pragma omp simd")
 

@@ -112,7 +112,7 @@ class GroupGraph:
         self.span[a] = (min(low[0], high[0]), max(low[1], high[1]))
         for d in self.members[a]:
             for buffer in self.reads[d]:
-                users = self.consumers[buffer]
+                users = self.consumers.get(buffer, set())
                 if b in users:
                     users.discard(b)
                     users.add(a)

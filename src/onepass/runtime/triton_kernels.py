@@ -31,7 +31,7 @@ from .toolchain import find_toolchain
 
 LAUNCHER = Path(__file__).with_name("gpu_launcher.c")
 MISALIGNED, WRONG_CONTEXT = -1, 201
-_UNALIGNED = ".general"
+_parsing = threading.Lock()
 
 
 class TritonBuilder:
@@ -118,9 +118,8 @@ def packed(head: dict[str, Any], binary: bytes) -> bytes:
 
 
 def _triton() -> Any:
-    import triton.compiler
-
     import triton
+    import triton.compiler
 
     return triton
 
@@ -149,7 +148,16 @@ def _load_module(source: KernelSource) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    for value in vars(module).values():
+        if hasattr(value, "parse") and hasattr(value, "arg_names"):
+            value.parse = functools.partial(_parse_alone, type(value).parse, value)
     return module
+
+
+def _parse_alone(parse: Callable[[Any], Any], function: Any) -> Any:
+    """A function's syntax tree; CPython 3.11 fails where two threads build trees at once."""
+    with _parsing:
+        return parse(function)
 
 
 def _resources(compiled: Any, target: Target) -> tuple[int, int]:

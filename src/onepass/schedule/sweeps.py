@@ -258,8 +258,8 @@ class NestScheduler:
         self, cluster: list[Item], inner: frozenset[Axis], nested: frozenset[Axis], axes: frozenset[Axis]
     ) -> None:
         """One pass over `inner` for a cluster of items that share it."""
-        lanes = min((self._lanes(i, axes) for i in cluster if i.reduce is not None), default=1)
-        cluster = [self._with_accumulator(i, lanes) for i in cluster]
+        least = min((self._lanes(i, axes) for i in cluster if i.reduce is not None), default=1)
+        cluster = [self._with_accumulator(i, self._lanes(i, axes) if nested else least) for i in cluster]
         if nested:
             self._open_loops(self._order(nested), cluster, lambda items: self._scope(items, axes | nested))
         else:
@@ -294,7 +294,7 @@ class NestScheduler:
 
     def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item]) -> None:
         """One strip over positions [start, start + size) of a class."""
-        lanes = max(i.accumulator.lanes for i in items if i.accumulator is not None)
+        lanes = self._strip_lanes(items)
         lane = Axis(self.builder.name("lane"), Poly.of(lanes))
         with self._block_loop(axis, "strip", size, start, lanes, lane):
             self._point(items, lane.poly())
@@ -390,9 +390,15 @@ class NestScheduler:
         chunk, size = self.chunks[axis]
         return self._block_loop(axis, kind, size, self.builder.resolve(chunk * size), lanes, lane)
 
+    @staticmethod
+    def _strip_lanes(items: list[Item]) -> int:
+        """Lanes of a strip: every state that has several must have one for each; 0 where nothing is reduced."""
+        lanes = [i.accumulator.lanes for i in items if i.accumulator is not None]
+        return min((n for n in lanes if n > 1), default=min(lanes, default=0))
+
     def _vector(self, items: list[Item], axis: Axis) -> None:
         """The innermost loop of row mode."""
-        lanes = max((i.accumulator.lanes for i in items if i.accumulator is not None), default=0)
+        lanes = self._strip_lanes(items)
         lane = Axis(self.builder.name("lane"), Poly.of(lanes)) if lanes else None
         kind, at = ("strip", lane.poly()) if lane is not None else ("tile", Poly.ZERO)
         if axis in self.chunks:
@@ -425,7 +431,8 @@ class NestScheduler:
                 continue
             assert item.accumulator is not None
             at = lane if item.accumulator.lanes > 1 else Poly.ZERO
-            self.builder.add(Accumulate(item.accumulator, at, values, self._rounds(item, strip)))
+            counted = strip is None or item.accumulator.lanes > 1  # else one state meets every lane of the strip
+            self.builder.add(Accumulate(item.accumulator, at, values, self._rounds(item, strip) if counted else None))
         for value, kept in self.keeping.items():
             self.builder.add(WriteLocal(kept.local, self.builder.resolve(kept.index), self.builder.emit(value)))
 
