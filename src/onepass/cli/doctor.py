@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import platform
 import re
 import shutil
@@ -55,6 +56,7 @@ def run_doctor(show: Callable[[str], None] = print) -> int:
         ("OpenMP", _openmp),
         ("cache", _cache),
         ("a kernel", _kernel),
+        ("GPU", _gpu),
     )
     problems = 0
     with Progress(sys.stderr, len(checks)) as progress:
@@ -178,13 +180,24 @@ def _cache() -> Finding:
     return Finding(f"{folder}, {byte_text(cache.size())} used, {byte_text(free)} free")
 
 
-def _kernel() -> Finding:
+def _gpu() -> Finding:
+    """The GPU, if there is one: its target, Triton, and a kernel run on it."""
+    if not torch.cuda.is_available():
+        return Finding("none here; `onepass explain --target sm_90` plans for one all the same")
+    name = torch.cuda.get_device_name()
+    if importlib.util.find_spec("triton") is None:
+        return Finding(f"{name}, but no Triton", "pip install triton; until then tensors on the GPU run as eager")
+    probed = _kernel("cuda")
+    return Finding(f"{name}: {probed.text}", probed.fix)
+
+
+def _kernel(device: str = "cpu") -> Finding:
     from ..backend import make_backend, record_compilations
 
     def probe(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(torch.sin(x) * 2 + 1, -1)
 
-    x = torch.linspace(-3, 3, 64 * 257).reshape(64, 257)
+    x = torch.linspace(-3, 3, 64 * 257, device=device).reshape(64, 257)
     with record_compilations() as records:
         compiled = torch.compile(probe, backend=make_backend({"strict": True, "cache": False}))
         error = (compiled(x) - probe(x)).abs().max().item()

@@ -37,7 +37,7 @@ from ..ir.source import (
 from .kernels import LoadedKernel
 from .layout import settle, settle_result, word_of
 from .threads import thread_count
-from .torch_private import current_stream, direct, empty_cpu, empty_cuda, view
+from .torch_private import current_device, current_stream, direct, empty_cpu, empty_cuda, on_device, view
 
 _NAME = re.compile(r"[abxsw]\d+")
 _NUMBER = re.compile(r"\d+")
@@ -88,12 +88,17 @@ class _Writer:
         }
 
     def source(self) -> str:
-        """The whole function."""
+        """The whole function. On a GPU it runs with that device current, whatever the caller's is."""
+        launches = [i for i in self._host.instructions if isinstance(i, Launch)]
+        devices = [torch.device(i.device) for i in launches if i.programs]
+        if devices and devices[0].type == "cuda":
+            index = devices[0].index or 0
+            self.namespace |= {"current_device": current_device, "on_device": on_device}
+            self._line(f"if current_device() != {index}: return on_device({index}, call, args)")
         inputs = [_name(n) for n in self._host.inputs]
         if inputs:
             self._line(f"{', '.join(inputs)}, = args")
         self._line("args.clear()")
-        launches = [i for i in self._host.instructions if isinstance(i, Launch)]
         if any(not i.programs for i in launches):
             self._line("threads = thread_count()")
         for device in dict.fromkeys(i.device for i in launches if i.programs):
@@ -143,11 +148,16 @@ class _Writer:
         dtype = self._dtype(allocate.dtype)
         if allocate.device == "cpu":
             self._line(f"{name} = empty_cpu({shape}, {strides}, {dtype})")
-        elif allocate.device.startswith("cuda") and allocate.device in ("cuda", "cuda:0"):
+        elif allocate.device == self._home():
             self._line(f"{name} = empty_cuda({shape}, {strides}, {dtype})")
         else:
             device = self._constant("device", allocate.device, torch.device(allocate.device))
             self._line(f"{name} = empty_strided({shape}, {strides}, dtype={dtype}, device={device})")
+
+    def _home(self) -> str:
+        """The GPU that is current while the function runs; empty where none is."""
+        found = [i.device for i in self._host.instructions if isinstance(i, Launch) and i.programs]
+        return found[0] if found and found[0].startswith("cuda") else ""
 
     def _launch(self, launch: Launch) -> None:
         if launch.kernel not in range(len(self._kernels)):

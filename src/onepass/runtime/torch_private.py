@@ -29,12 +29,20 @@ def direct(operator: Callable[..., Any]) -> Callable[..., Any]:
     return entry if callable(entry) else operator
 
 
+def on_device(index: int, call: Callable[[list[Any]], Any], args: list[Any]) -> Any:
+    """The call with another device current."""
+    with torch.cuda.device(index):
+        return call(args)
+
+
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 # empty_cpu(shape, strides, dtype): 0.65 us against 1.5 us of torch.empty_strided.
 empty_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", _empty_cpu)
 # empty_cuda(shape, strides, dtype): on the current device.
 empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", _empty_cuda)
+# current_device(): its number.
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 # current_stream(device index): the stream's handle.
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
 # view(tensor, shape, strides, offset from the tensor's own): 0.8 us against 1.9 us of as_strided.
