@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from ..ir.callables import graph_constant
 from ..ir.expr import Expr, Load, postorder
-from ..ir.poly import Symbol
+from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
 from .context import Context
@@ -26,6 +28,7 @@ from .promotion import literal
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
 from .registry import RULES, Unsupported
+from .strides import eager_strides
 from .torch_private import OpOverload, folded_value, storage_key
 from .values import HostNumber, Ref, TensorMeta, whole
 
@@ -65,6 +68,7 @@ class _Lowering:
         self.inputs: list[Buffer | HostValue | Symbol] = []
         self.outputs: tuple[Any, ...] = ()
         self.updates: list[Update] = []
+        self.relaid: dict[Node, TensorMeta] = {}  # outputs whose layout is eager's instead of the promised one
         self.sources: dict[Symbol, tuple[Buffer, int]] = {}
 
     def run(self) -> Program:
@@ -173,6 +177,12 @@ class _Lowering:
         value = node.meta["val"]
         results = value if isinstance(value, tuple | list) else (value,)
         self.ctx.outs = tuple(self.ctx.meta(v) for v in results)
+        if isinstance(value, torch.Tensor) and all(user.op == "output" for user in node.users):
+            # Nothing but the caller sees the layout: it is eager's, whatever was promised while tracing.
+            operands = pytree.tree_map_only(Node, lambda n: n.meta.get("val"), (node.args, node.kwargs))
+            if (strides := eager_strides(node.target, operands, value)) is not None:
+                self.ctx.outs = (replace(self.ctx.out, strides=tuple(map(Poly.of, strides))),)
+                self.relaid[node] = self.ctx.out
         operands = list(leaves((args, kwargs)))
         if any(isinstance(leaf, HostValue) for leaf in operands):
             raise Unsupported("reads a value that kernels do not handle")
@@ -292,7 +302,7 @@ class _Lowering:
         if not isinstance(value, Ref):
             return self.argument(node)
         fake = node.meta["val"]
-        meta = self.ctx.meta(fake)
+        meta = self.relaid.get(node) or self.ctx.meta(fake)
         key = storage_key(fake)
         view = self.ctx.as_view(value, meta)
         if owners.setdefault(view.buffer, key) == key:

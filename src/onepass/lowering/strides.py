@@ -44,19 +44,46 @@ def _as_eager(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     with disable_proxy_modes_tracing():
         promised = op(*args, **kwargs)
         shape = tuple(promised.shape)
-        spread = [x.expand(shape).stride() for x in tensors]
+        spread = [_spread(x, shape) for x in tensors]
         free = [dim for dim in range(len(shape)) if any(strides[dim] for strides in spread)]
         bare = [_bare(x, shape, free) for x in tensors]
     if len({x.dtype for x in tensors}) > 1 or promised.is_floating_point() > tensors[0].is_floating_point():
         return NotImplemented  # eager converts operands as well
     plain = all(tuple(x.shape) == shape and x.is_contiguous() for x in tensors)
     order = list(range(len(shape))) if plain else _order(shape, spread)
-    if promised.stride() == _strides(shape, order) or promised.numel() == 1:
+    wanted = _strides(shape, order)
+    if promised.stride() == wanted or promised.numel() == 1:
         return NotImplemented
     if all(x.shape == y.shape for x, y in zip(tensors, bare, strict=True)):
         return NotImplemented  # neither of the two causes
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: _bare(x, shape, free), (args, kwargs))
+    with disable_proxy_modes_tracing():
+        helped = op(*args, **kwargs).view(shape)
+    longer = [dim for dim in range(len(shape)) if shape[dim] > 1]
+    if any(helped.stride(dim) != wanted[dim] for dim in longer):
+        return NotImplemented  # of no use here; an output is laid out right all the same, see `eager_strides`
     return op(*args, **kwargs).view(shape)
+
+
+def eager_strides(op: Any, operands: Any, promised: torch.Tensor) -> Sizes | None:
+    """Eager's strides of an element-wise result, None where they are as promised or not known."""
+    tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.ndim]
+    if not _is_iteration(op) or len(tensors) < 2 or not all(map(_is_static, (promised, *tensors))):
+        return None
+    if len({promised.dtype, *(x.dtype for x in tensors)}) > 1 or promised.numel() <= 1:
+        return None  # eager converts operands as well, or strides say nothing
+    shape = tuple(promised.shape)
+    if all(tuple(x.shape) == shape and x.stride() == tensors[0].stride() for x in tensors):
+        return None  # alike: the result is as they are
+    found = _strides(shape, _order(shape, [_spread(x, shape) for x in tensors]))
+    return None if found == tuple(promised.stride()) else found
+
+
+def _spread(tensor: torch.Tensor, shape: Sizes) -> Sizes:
+    """The strides of an operand along the result's dimensions: 0 where it is missing or broadcast."""
+    first = len(shape) - tensor.ndim
+    own = zip(tensor.shape, tensor.stride(), shape[first:], strict=True)
+    return (0,) * first + tuple(0 if size != full else stride for size, stride, full in own)
 
 
 def _is_static(tensor: torch.Tensor) -> bool:
