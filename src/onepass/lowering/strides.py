@@ -83,7 +83,8 @@ def _spread(tensor: torch.Tensor, shape: Sizes) -> Sizes:
     """The strides of an operand along the result's dimensions: 0 where it is missing or broadcast."""
     first = len(shape) - tensor.ndim
     own = zip(tensor.shape, tensor.stride(), shape[first:], strict=True)
-    return (0,) * first + tuple(0 if size != full else stride for size, stride, full in own)
+    strides: Sizes = tuple(0 if size != full else stride for size, stride, full in own)
+    return (0,) * first + strides
 
 
 def _is_static(tensor: torch.Tensor) -> bool:
