@@ -81,10 +81,9 @@ def eager_strides(op: Any, operands: Any, promised: torch.Tensor) -> Sizes | Non
 
 def _spread(tensor: torch.Tensor, shape: Sizes) -> Sizes:
     """The strides of an operand along the result's dimensions: 0 where it is missing or broadcast."""
-    first = len(shape) - tensor.ndim
+    first: int = len(shape) - tensor.ndim
     own = zip(tensor.shape, tensor.stride(), shape[first:], strict=True)
-    strides: Sizes = tuple(0 if size != full else stride for size, stride, full in own)
-    return (0,) * first + strides
+    return (0,) * first + tuple(0 if size != full else int(stride) for size, stride, full in own)
 
 
 def _is_static(tensor: torch.Tensor) -> bool:
