@@ -33,10 +33,10 @@ from ..ir.kernel import (
     WriteLocal,
     walk,
 )
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative, product
-from ..ir.program import Buffer
+from ..ir.poly import Poly, Quotient, Remainder, Symbol, nonnegative, product
 from ..ir.source import KernelSource
 from .c_ops import c_accumulate, c_combine, c_const, c_monoid_identity, c_pointwise, c_type, raises
+from .emitter import Emitter, bare, header, operand_dtype
 
 ENTRY = "onepass_kernel"
 SHORT_SUM = 64  # tiles whose plain sums are safe before the exact addition of a long sum
@@ -47,34 +47,13 @@ def emit_c(kernel: Kernel) -> KernelSource:
     """The C translation unit of one kernel."""
     text = _Emitter(kernel).unit()
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
-    header = _header(kernel)
+    heading = header(kernel, "//")
     return KernelSource(
-        kernel.name, "c", header + text, ENTRY, key, len(kernel.parameters), len(kernel.symbols), kernel.raises
+        kernel.name, "c", heading + text, ENTRY, key, len(kernel.parameters), len(kernel.symbols), kernel.raises
     )
 
 
-def _header(kernel: Kernel) -> str:
-    lines = [f"{kernel.name}: {kernel.schedule}"]
-    for o in kernel.origins:
-        lines.append(f"  {o.op}  {o.node}" + (f"  {o.line}" if o.line else ""))
-    return "".join(f"// {_comment(line)}\n" for line in lines)
-
-
-def _comment(text: str) -> str:
-    """User text is data: one printable line, no escape that would continue the comment."""
-    return "".join(c if c.isprintable() else " " for c in text).replace("\\", "/").replace("?", ".")
-
-
-class _Emitter:
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.pointers: dict[Buffer, str] = {}
-        for b in kernel.parameters:
-            self.pointers[b] = f"out{kernel.writes.index(b)}" if b in kernel.writes else f"in{len(self.pointers)}"
-        self.sizes = {s: f"n{k}" for k, s in enumerate(kernel.symbols)}
-        self.lines: list[str] = []
-        self.depth = 0
-
+class _Emitter(Emitter):
     # --- the unit ---
 
     def unit(self) -> str:
@@ -142,34 +121,15 @@ class _Emitter:
 
     # --- text ---
 
-    def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text if text.strip() else "")
+    def number(self, value: int) -> str:
+        return f"{value}LL" if value > 0x7FFFFFFF else str(value)
 
-    def poly(self, poly: Poly) -> str:
-        """A poly as an int64 expression."""
-        parts: list[str] = []
-        for monomial, c in poly.terms:
-            factors = [self.atom(a) for a in monomial]
-            if abs(c) != 1 or not factors:
-                factors.append(f"{abs(c)}LL" if abs(c) > 0x7FFFFFFF else str(abs(c)))
-            sign = ("-" if c < 0 else "") if not parts else (" - " if c < 0 else " + ")
-            parts.append(sign + " * ".join(factors))
-        text = "".join(parts) or "0"
-        return f"({text})" if len(poly.terms) > 1 or text.startswith("-") else text
-
-    def atom(self, atom: Atom) -> str:
-        match atom:
-            case Axis():
-                return atom.name
-            case Symbol():
-                return self.sizes.get(atom, atom.name)
-            case Quotient() | Remainder():
-                a, b = self.poly(atom.numerator), self.poly(atom.denominator)
-                quotient = isinstance(atom, Quotient)
-                if nonnegative(atom.numerator):
-                    return f"({a} {'/' if quotient else '%'} {b})"
-                return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
-        raise AssertionError(f"no C for {atom!r}")
+    def division(self, atom: Quotient | Remainder) -> str:
+        a, b = self.poly(atom.numerator), self.poly(atom.denominator)
+        quotient = isinstance(atom, Quotient)
+        if nonnegative(atom.numerator):
+            return f"({a} {'/' if quotient else '%'} {b})"
+        return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
 
     def operand(self, value: Operand) -> str:
         match value:
@@ -181,16 +141,14 @@ class _Emitter:
 
     # --- statements ---
 
-    def block(self, body: tuple[Statement, ...]) -> None:
-        for statement in body:
-            self.statement(statement)
-
     def statement(self, s: Statement) -> None:
         match s:
             case Let():
                 self.define(
                     s.var,
-                    c_pointwise(s.op, [self.operand(a) for a in s.args], [_dtype(a) for a in s.args], s.var.dtype),
+                    c_pointwise(
+                        s.op, [self.operand(a) for a in s.args], [operand_dtype(a) for a in s.args], s.var.dtype
+                    ),
                 )
             case LoadElement():
                 text = f"{self.pointers[s.buffer]}[{self.poly(s.offset)}]"
@@ -229,12 +187,7 @@ class _Emitter:
                 self.line("}")
 
     def define(self, var: Var, text: str) -> None:
-        self.line(f"const {_held(var.dtype)} {var.name} = {_bare(text)};")
-
-    def nested(self, body: tuple[Statement, ...]) -> None:
-        self.depth += 1
-        self.block(body)
-        self.depth -= 1
+        self.line(f"const {_held(var.dtype)} {var.name} = {bare(text)};")
 
     def loop(self, s: Loop) -> None:
         stop = self.poly(s.extent)
@@ -257,7 +210,7 @@ class _Emitter:
     def simd(self, body: tuple[Statement, ...]) -> None:
         if any(isinstance(x, Accumulate) and not x.lane.axes for x in body):
             return  # one state for all lanes: they take turns
-        failing = any(isinstance(x, Let) and raises(x.op, _dtype(x.args[0])) for x in walk(body))
+        failing = any(isinstance(x, Let) and raises(x.op, operand_dtype(x.args[0])) for x in walk(body))
         self.line("#pragma omp simd reduction(| : status)" if failing else "#pragma omp simd")
 
     def strip(self, s: Loop, stop: str) -> None:
@@ -451,19 +404,3 @@ def _by_lane(s: Accumulate, strip: Loop) -> bool:
 
 def _base(monoid: str) -> str:
     return monoid.removesuffix("_merge")
-
-
-def _dtype(value: Operand) -> DType:
-    return DType.I64 if isinstance(value, Poly) else value.dtype
-
-
-def _bare(text: str) -> str:
-    """Drop one pair of outer parentheses."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    level = 0
-    for k, c in enumerate(text):
-        level += (c == "(") - (c == ")")
-        if level == 0:
-            return text[1:-1] if k == len(text) - 1 else text
-    return text

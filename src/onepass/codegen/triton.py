@@ -37,9 +37,9 @@ from ..ir.kernel import (
     WriteLocal,
     walk,
 )
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative, product
-from ..ir.program import Buffer
+from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative
 from ..ir.source import KernelSource
+from .emitter import Emitter, bare, header, operand_dtype
 from .triton_ops import (
     from_word,
     identities,
@@ -68,16 +68,9 @@ def emit_triton(kernel: Kernel) -> KernelSource:
     facts = f"{signature} {kernel.warps} {kernel.stages}"
     key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
     return KernelSource(
-        kernel.name, "triton", _header(kernel) + text, ENTRY, key, len(pointers), words,
+        kernel.name, "triton", header(kernel, "#") + text, ENTRY, key, len(pointers), words,
         raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages,
     )  # fmt: skip
-
-
-def _header(kernel: Kernel) -> str:
-    lines = [f"{kernel.name}: {kernel.schedule}"]
-    for o in kernel.origins:
-        lines.append(f"  {o.op}  {o.node}" + (f"  {o.line}" if o.line else ""))
-    return "".join(f"# {''.join(c if c.isprintable() else ' ' for c in line)}\n" for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +83,16 @@ class _Open:
     count: str  # how many lanes count
 
 
-class _Emitter:
+class _Emitter(Emitter):
+    indent = "    "
+
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.pointers: dict[Buffer, str] = {}
-        for b in kernel.parameters:
-            self.pointers[b] = f"out{kernel.writes.index(b)}" if b in kernel.writes else f"in{len(self.pointers)}"
+        super().__init__(kernel)
         self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
-        self.sizes = {s: f"n{k}" for k, s in enumerate(kernel.symbols)}
         self.index = "tl.int64" if kernel.wide else "tl.int32"
         self.tiles: dict[str, _Open] = {}
         self.dims: dict[str, frozenset[int]] = {}  # of every block-valued name; scalars have no entry
-        self.cells: dict[str, str] = {}  # one-element locals that are variables
         self.rank = _rank(kernel.body)
-        self.lines: list[str] = []
-        self.depth = 0
 
     # --- the unit ---
 
@@ -141,34 +129,12 @@ class _Emitter:
 
     # --- text ---
 
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text if text else "")
-
-    def poly(self, poly: Poly) -> str:
-        """A poly as an index expression."""
-        parts: list[str] = []
-        for monomial, c in poly.terms:
-            factors = [self.atom(a) for a in monomial]
-            if abs(c) != 1 or not factors:
-                factors.append(str(abs(c)))
-            sign = ("-" if c < 0 else "") if not parts else (" - " if c < 0 else " + ")
-            parts.append(sign + " * ".join(factors))
-        text = "".join(parts) or "0"
-        return f"({text})" if len(poly.terms) > 1 or text.startswith("-") else text
-
-    def atom(self, atom: Atom) -> str:
-        match atom:
-            case Axis():
-                return atom.name
-            case Symbol():
-                return self.sizes.get(atom, atom.name)
-            case Quotient() | Remainder():
-                a, b = self.poly(atom.numerator), self.poly(atom.denominator)
-                quotient = isinstance(atom, Quotient)
-                if nonnegative(atom.numerator) or not _names(atom.numerator):
-                    return f"({a} {'//' if quotient else '%'} {b})"
-                return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
-        raise AssertionError(f"no Triton for {atom!r}")
+    def division(self, atom: Quotient | Remainder) -> str:
+        a, b = self.poly(atom.numerator), self.poly(atom.denominator)
+        quotient = isinstance(atom, Quotient)
+        if nonnegative(atom.numerator) or not _names(atom.numerator):
+            return f"({a} {'//' if quotient else '%'} {b})"
+        return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
 
     def poly_dims(self, poly: Poly) -> frozenset[int] | None:
         """The dimensions an index varies over; None for a scalar."""
@@ -195,7 +161,7 @@ class _Emitter:
                 return triton_const(value)
         if not _names(value):
             return f"tl.full([], {self.poly(value)}, tl.int64)"
-        return f"tl.cast({_bare(self.poly(value))}, tl.int64)"
+        return f"tl.cast({bare(self.poly(value))}, tl.int64)"
 
     def mask(self, dims: frozenset[int] | None, *conditions: str) -> str | None:
         """Which lanes of these dimensions count, and the conditions; None where all do."""
@@ -220,9 +186,8 @@ class _Emitter:
 
     def block(self, body: tuple[Statement, ...]) -> None:
         tiles = dict(self.tiles)
-        for statement in body:
-            self.statement(statement)
-        self.tiles = tiles
+        super().block(body)
+        self.tiles = tiles  # what a block opens, it closes
 
     def statement(self, s: Statement) -> None:
         match s:
@@ -261,11 +226,6 @@ class _Emitter:
             case _:
                 raise AssertionError(f"no Triton for {type(s).__name__}")
 
-    def nested(self, body: tuple[Statement, ...]) -> None:
-        self.depth += 1
-        self.block(body)
-        self.depth -= 1
-
     def let(self, s: Let) -> None:
         dims = self.dims_of(*s.args)
         if s.op in _COMPARISONS and all(isinstance(a, Poly) for a in s.args):
@@ -278,8 +238,8 @@ class _Emitter:
         if s.op in _CHECKED:
             self.checked_index(s, args, dims)
             return
-        text = triton_pointwise(s.op, args, [_dtype(a) for a in s.args], s.var.dtype)
-        self.define(s.var, _bare(text), dims)
+        text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
+        self.define(s.var, bare(text), dims)
 
     def checked_index(self, s: Let, args: list[str], dims: frozenset[int] | None) -> None:
         """An index from data: outside its dimension the program stops, as eager's does on a GPU."""
@@ -411,7 +371,7 @@ class _Emitter:
         """
         text, other = self.operand(value), triton_const(neutral)
         if neutral.dtype is DType.BOOL:
-            text = f"({text} != 0).to(tl.int32)" if _dtype(value) is not DType.BOOL else f"{text}.to(tl.int32)"
+            text = f"({text} != 0).to(tl.int32)" if operand_dtype(value) is not DType.BOOL else f"{text}.to(tl.int32)"
             other = f"tl.full([], {int(neutral.value)}, tl.int32)"
         dims = self.dims_of(value) or _NONE
         over = frozenset(self.tiles[a.name].dim for a in axes)
@@ -443,7 +403,7 @@ class _Emitter:
 
     def welford(self, value: Operand, axes: tuple[Axis, ...], name: str) -> list[str]:
         """Mean, sum of squared distances and count of the lanes that count, in two passes over the held tile."""
-        dtype = _dtype(value)
+        dtype = operand_dtype(value)
         kind = triton_type(dtype)
         zero = identities("welford", (dtype,))[0]
         self.line(f"{name}_x = {self.masked(value, zero, axes)}")
@@ -536,24 +496,3 @@ def _held(dtype: DType) -> str:
     if dtype is DType.BOOL:
         return "tl.int32"
     return "tl.float32" if dtype.is_half else triton_type(dtype)
-
-
-def _dtype(value: Operand) -> DType:
-    return DType.I64 if isinstance(value, Poly) else value.dtype
-
-
-def _bare(text: str) -> str:
-    """Drop one pair of outer parentheses."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    level = 0
-    for k, c in enumerate(text):
-        level += (c == "(") - (c == ")")
-        if level == 0:
-            return text[1:-1] if k == len(text) - 1 else text
-    return text
-
-
-def programs(kernel: Kernel) -> Poly:
-    """How many programs a launch has."""
-    return product(g.extent for g in kernel.grid)

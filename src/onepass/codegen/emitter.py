@@ -1,0 +1,100 @@
+"""What both emitters do alike: lines and their depth, parameter names, index expressions, the header comment."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ..ir.dtypes import DType
+from ..ir.kernel import Kernel, Operand, Statement
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
+from ..ir.program import Buffer
+
+
+class Emitter(ABC):
+    """The text of one kernel, a statement at a time. Names are positional: equal kernels have equal text."""
+
+    indent = "  "
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.pointers: dict[Buffer, str] = {}
+        for b in kernel.parameters:
+            self.pointers[b] = f"out{kernel.writes.index(b)}" if b in kernel.writes else f"in{len(self.pointers)}"
+        self.sizes = {s: f"n{k}" for k, s in enumerate(kernel.symbols)}
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def line(self, text: str) -> None:
+        self.lines.append(self.indent * self.depth + text if text.strip() else "")
+
+    def nested(self, body: tuple[Statement, ...]) -> None:
+        self.depth += 1
+        self.block(body)
+        self.depth -= 1
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    @abstractmethod
+    def statement(self, s: Statement) -> None:
+        """Emit one statement."""
+
+    @abstractmethod
+    def division(self, atom: Quotient | Remainder) -> str:
+        """A division of indices, or its rest."""
+
+    def number(self, value: int) -> str:
+        """A literal inside an index expression."""
+        return str(value)
+
+    def poly(self, poly: Poly) -> str:
+        """A poly as an index expression."""
+        parts: list[str] = []
+        for monomial, c in poly.terms:
+            factors = [self.atom(a) for a in monomial]
+            if abs(c) != 1 or not factors:
+                factors.append(self.number(abs(c)))
+            sign = ("-" if c < 0 else "") if not parts else (" - " if c < 0 else " + ")
+            parts.append(sign + " * ".join(factors))
+        text = "".join(parts) or "0"
+        return f"({text})" if len(poly.terms) > 1 or text.startswith("-") else text
+
+    def atom(self, atom: Atom) -> str:
+        match atom:
+            case Axis():
+                return atom.name
+            case Symbol():
+                return self.sizes.get(atom, atom.name)
+            case Quotient() | Remainder():
+                return self.division(atom)
+        raise AssertionError(f"no text for {atom!r}")
+
+
+def header(kernel: Kernel, comment: str) -> str:
+    """How the kernel runs and where it comes from, as comment lines; user text is data, one printable line each."""
+    lines = [f"{kernel.name}: {kernel.schedule}"]
+    for o in kernel.origins:
+        lines.append(f"  {o.op}  {o.node}" + (f"  {o.line}" if o.line else ""))
+    # No escape may continue a comment of C, and no trigraph.
+    clean = (
+        "".join(c if c.isprintable() else " " for c in line).replace("\\", "/").replace("?", ".") for line in lines
+    )
+    return "".join(f"{comment} {line}\n" for line in clean)
+
+
+def operand_dtype(value: Operand) -> DType:
+    """The type of an operand; an index is an int64."""
+    return DType.I64 if isinstance(value, Poly) else value.dtype
+
+
+def bare(text: str) -> str:
+    """Drop one pair of outer parentheses."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    level = 0
+    for k, c in enumerate(text):
+        level += (c == "(") - (c == ")")
+        if level == 0:
+            return text[1:-1] if k == len(text) - 1 else text
+    return text
