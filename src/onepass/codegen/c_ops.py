@@ -19,6 +19,8 @@ from onepass.ir.expr import Const, const
 from onepass.ir.monoids import identity
 from onepass.ir.ops import OPS
 
+from .scalars import BIT_OPERATORS, BOOL_OPERATORS, SAME_ON_INTEGERS, Scalars
+
 PRELUDE = Path(__file__).with_name("prelude.h")
 DIVISION_BY_ZERO, INDEX_OUT_OF_RANGE = 1, 2  # the bits of a kernel's status
 
@@ -32,12 +34,7 @@ _SUFFIXES = {
     DType.I32: "i32", DType.I16: "i16", DType.I8: "i8", DType.U8: "u8", DType.U32: "u32",
 }  # fmt: skip
 
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _FLOAT_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-_BIT_OPERATORS = {"bitand": "&", "bitor": "|", "bitxor": "^"}
-_BOOL_OPERATORS = _BIT_OPERATORS | {
-    "add": "|", "mul": "&", "maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&",
-}  # fmt: skip
 _FLOAT_FUNCTIONS = frozenset(
     ["abs", "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "pow", "fma", "floordiv",
      "truncdiv", "remainder", "fmod", "isnan", "isinf", "signbit", "exp", "exp2", "expm1", "log", "log2",
@@ -47,7 +44,6 @@ _FLOAT_FUNCTIONS = frozenset(
 )  # fmt: skip
 _INTEGER_FUNCTIONS = frozenset(["add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "shl", "shr", "pow"])
 _INTEGER_DIVISIONS = frozenset(["floordiv", "truncdiv", "remainder", "fmod"])
-_SAME_ON_INTEGERS = frozenset(["floor", "ceil", "trunc", "round"])
 _MONOID_OPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitor", "all": "bitand"}
 
 
@@ -127,31 +123,7 @@ def c_pointwise(op: str, args: Sequence[str], arg_dtypes: Sequence[DType], dtype
             return f"op_uniform_{_SUFFIXES[dtype]}({args[0]})"
         case "wrap_index" | "check_index":
             return f"op_{op}({args[0]}, {args[1]}, &status)"
-    operand = arg_dtypes[0]
-    if any(d is not operand for d in arg_dtypes):
-        raise ValueError(f"{op} takes arguments of one type, not {list(arg_dtypes)}")
-    if operand.is_half:
-        return _on_half(op, args, operand, dtype)
-    if op in _COMPARISONS:
-        return f"({args[0]} {_COMPARISONS[op]} {args[1]})"
-    if operand is DType.BOOL:
-        text = _on_bool(op, args)
-    elif operand.is_float:
-        text = _on_float(op, args, operand)
-    else:
-        text = _on_integer(op, args, operand)
-    if text is None:
-        raise ValueError(f"{op} has no meaning on {operand}")
-    return text
-
-
-def _on_half(op: str, args: Sequence[str], operand: DType, dtype: DType) -> str:
-    """In float32, rounded once at the end; nextafter steps in the type's own values."""
-    if op == "nextafter":
-        return f"op_nextafter_{_SUFFIXES[operand]}({', '.join(args)})"
-    wide = [_cast(a, operand, DType.F32) for a in args]
-    text = c_pointwise(op, wide, [DType.F32] * len(wide), DType.F32 if dtype.is_half else dtype)
-    return _cast(text, DType.F32, dtype) if dtype.is_half else text
+    return _C.text(op, args, arg_dtypes, dtype)
 
 
 def _on_float(op: str, args: Sequence[str], dtype: DType) -> str | None:
@@ -170,9 +142,9 @@ def _on_integer(op: str, args: Sequence[str], dtype: DType) -> str | None:
         return f"op_{op}_{suffix}({', '.join(args)})"
     if op in _INTEGER_DIVISIONS and dtype is not DType.U32:
         return f"op_{op}_{suffix}({args[0]}, {args[1]}, &status)"
-    if op in _BIT_OPERATORS:
-        return f"({args[0]} {_BIT_OPERATORS[op]} {args[1]})"
-    if op in _SAME_ON_INTEGERS:
+    if op in BIT_OPERATORS:
+        return f"({args[0]} {BIT_OPERATORS[op]} {args[1]})"
+    if op in SAME_ON_INTEGERS:
         return args[0]
     match op:
         case "bitnot":
@@ -186,9 +158,9 @@ def _on_integer(op: str, args: Sequence[str], dtype: DType) -> str | None:
     return None
 
 
-def _on_bool(op: str, args: Sequence[str]) -> str | None:
-    if op in _BOOL_OPERATORS:
-        return f"({args[0]} {_BOOL_OPERATORS[op]} {args[1]})"
+def _on_bool(op: str, args: Sequence[str], _dtype: DType) -> str | None:
+    if op in BOOL_OPERATORS:
+        return f"({args[0]} {BOOL_OPERATORS[op]} {args[1]})"
     match op:
         case "bitnot":
             return f"({args[0]} ^ 1)"
@@ -219,6 +191,13 @@ def _float_to_integer(arg: str, source: DType, target: DType) -> str:
     wide = DType.I64 if through_64 else DType.I32
     text = f"op_cast_{_SUFFIXES[source]}_{_SUFFIXES[wide]}({arg})"
     return text if target is wide else f"(({_TYPES[target]}){text})"
+
+
+def _nextafter_half(args: Sequence[str], dtype: DType) -> str:
+    return f"op_nextafter_{_SUFFIXES[dtype]}({', '.join(args)})"
+
+
+_C = Scalars(_on_float, _on_integer, _on_bool, _cast, _nextafter_half)
 
 
 def _bitcast(arg: str, source: DType, target: DType) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..ir.dtypes import DType
 from ..ir.expr import Const, const
 from ..ir.monoids import identity
+from .scalars import BIT_OPERATORS, BOOL_OPERATORS, SAME_ON_INTEGERS, Scalars
 
 _TYPES = {
     DType.F64: "tl.float64", DType.F32: "tl.float32", DType.F16: "tl.float16", DType.BF16: "tl.bfloat16",
@@ -23,11 +24,8 @@ _SIGNATURES = {
     DType.I16: "i16", DType.I8: "i8", DType.U8: "u8", DType.U32: "u32", DType.BOOL: "i1",
 }  # fmt: skip
 
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 _FLOAT_OPERATORS = _OPERATORS | {"div": "/"}  # a GPU's float32 division: within 2 ulp
-_BITS = {"bitand": "&", "bitor": "|", "bitxor": "^"}
-_ON_BOOL = _BITS | {"add": "|", "mul": "&", "maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}
 _LANGUAGE = frozenset(["exp", "exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil", "rsqrt", "abs", "fma"])
 _LIBRARY = {
     name: name
@@ -40,9 +38,6 @@ _OWN = frozenset(
     ["sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "signbit", "remainder", "floordiv"]
 )  # fmt: skip
 _INTEGER_DIVISIONS = frozenset(["truncdiv", "fmod", "floordiv", "remainder"])
-_SAME_ON_INTEGERS = frozenset(["floor", "ceil", "trunc", "round"])
-_NAN_BITS = {DType.BF16: 0x7FFF, DType.F16: 0x7FFF}
-JOINS = {"sum": "op_join_sum", "prod": "op_join_prod", "max": "op_maximum", "min": "op_minimum"}
 
 
 def triton_type(dtype: DType) -> str:
@@ -86,34 +81,10 @@ def triton_pointwise(op: str, args: Sequence[str], arg_dtypes: Sequence[DType], 
             return f"tl.where({args[0]}, {args[1]}, {args[2]})"
         case "uniform" if dtype in (DType.F32, DType.F64):
             return f"op_uniform_{'f32' if dtype is DType.F32 else 'f64'}({args[0]})"
-    operand = arg_dtypes[0]
-    if any(d is not operand for d in arg_dtypes):
-        raise ValueError(f"{op} takes arguments of one type, not {list(arg_dtypes)}")
-    if operand.is_half:
-        return _on_half(op, args, operand, dtype)
-    if op in _COMPARISONS:
-        return f"({args[0]} {_COMPARISONS[op]} {args[1]})"
-    if operand is DType.BOOL:
-        text = _on_bool(op, args)
-    elif operand.is_float:
-        text = _on_float(op, args)
-    else:
-        text = _on_integer(op, args, operand)
-    if text is None:
-        raise ValueError(f"{op} has no meaning on {operand}")
-    return text
+    return _TRITON.text(op, args, arg_dtypes, dtype)
 
 
-def _on_half(op: str, args: Sequence[str], operand: DType, dtype: DType) -> str:
-    """In float32, rounded once at the end; nextafter steps in the type's own values."""
-    if op == "nextafter":
-        return f"op_nextafter_half({args[0]}, {args[1]}, {_NAN_BITS[operand]})"
-    wide = [_cast(a, operand, DType.F32) for a in args]
-    text = triton_pointwise(op, wide, [DType.F32] * len(wide), DType.F32 if dtype.is_half else dtype)
-    return _cast(text, DType.F32, dtype) if dtype.is_half else text
-
-
-def _on_float(op: str, args: Sequence[str]) -> str | None:
+def _on_float(op: str, args: Sequence[str], _dtype: DType) -> str | None:
     arguments = ", ".join(args)
     if op in _FLOAT_OPERATORS:
         return f"({args[0]} {_FLOAT_OPERATORS[op]} {args[1]})"
@@ -137,11 +108,11 @@ def _on_float(op: str, args: Sequence[str]) -> str | None:
 
 def _on_integer(op: str, args: Sequence[str], dtype: DType) -> str | None:
     arguments = ", ".join(args)
-    if op in _OPERATORS | _BITS:
-        return f"({args[0]} {(_OPERATORS | _BITS)[op]} {args[1]}).to({_TYPES[dtype]})"
+    if op in _OPERATORS | BIT_OPERATORS:
+        return f"({args[0]} {(_OPERATORS | BIT_OPERATORS)[op]} {args[1]}).to({_TYPES[dtype]})"
     if op in _INTEGER_DIVISIONS:
         return f"op_{op}_integer({arguments})"
-    if op in _SAME_ON_INTEGERS:
+    if op in SAME_ON_INTEGERS:
         return args[0]
     match op:
         case "neg":
@@ -167,9 +138,9 @@ def _on_integer(op: str, args: Sequence[str], dtype: DType) -> str | None:
     return None
 
 
-def _on_bool(op: str, args: Sequence[str]) -> str | None:
-    if op in _ON_BOOL:
-        return f"({args[0]} {_ON_BOOL[op]} {args[1]})"
+def _on_bool(op: str, args: Sequence[str], _dtype: DType) -> str | None:
+    if op in BOOL_OPERATORS:
+        return f"({args[0]} {BOOL_OPERATORS[op]} {args[1]})"
     match op:
         case "bitnot":
             return f"({args[0]} == 0)"
@@ -193,6 +164,13 @@ def _cast(arg: str, source: DType, target: DType) -> str:
         through = DType.I64 if target is DType.U32 or source is DType.F64 else DType.I32
         return f"{arg}.to({_TYPES[through]}).to({_TYPES[target]})"
     return f"{arg}.to({_TYPES[target]})"
+
+
+def _nextafter_half(args: Sequence[str], _dtype: DType) -> str:
+    return f"op_nextafter_half({args[0]}, {args[1]}, 0x7FFF)"  # the bits of a NaN in both types
+
+
+_TRITON = Scalars(_on_float, _on_integer, _on_bool, _cast, _nextafter_half)
 
 
 def _bitcast(arg: str, source: DType, target: DType) -> str:

@@ -22,12 +22,7 @@ from .torch_private import core_aten_decompositions, every_decomposition, sugges
 aten = torch.ops.aten
 Table = dict[Any, Callable[..., Any]]
 
-# Taken apart in addition to torch's core table.
-_ALSO = (
-    aten._softmax.default,
-    aten._log_softmax.default,
-    aten.native_layer_norm.default,
-    aten.native_group_norm.default,
+_BATCH_NORMS = (
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
@@ -35,6 +30,14 @@ _ALSO = (
     aten._native_batch_norm_legit_no_training.default,
     aten._batch_norm_with_update_functional.default,
     aten._batch_norm_no_update.default,
+)
+# Taken apart in addition to torch's core table.
+_ALSO = (
+    aten._softmax.default,
+    aten._log_softmax.default,
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
+    *_BATCH_NORMS,
     aten.batch_norm_backward.default,
     aten.ldexp.Tensor,
     aten.dist.default,
@@ -77,13 +80,7 @@ _WHOLE = (
 # Eager gives these results its suggested memory format; torch's own decompositions keep the input's strides.
 _SUGGESTED = (
     aten.log_sigmoid_forward.default,
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit_no_training.default,
-    aten._batch_norm_with_update_functional.default,
-    aten._batch_norm_no_update.default,
+    *_BATCH_NORMS,
 )
 
 

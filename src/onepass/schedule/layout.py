@@ -23,23 +23,29 @@ COLUMN_LANES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """grid: classes programs are numbered by. tiled: the grid class whose block is the vector tile."""
+class AxisOrder:
+    """grid: classes programs are numbered by; what the accesses say of every class decides the order of the others."""
 
     grid: tuple[Axis, ...]
     scores: dict[Axis, float]
     strides: dict[Axis, int]
-    tiled: Axis | None = None
-    looped: Axis | None = None  # a blocked grid class each program loops over (transposes)
-    blocks: dict[Axis, int] = field(default_factory=dict)
 
-    def vector_axis(self, axes: frozenset[Axis]) -> Axis:
+    def vector_axis(self, axes: Iterable[Axis]) -> Axis:
         """The best vector axis among the classes of one sweep."""
         return max(axes, key=lambda a: (self.scores.get(a, 0.0), estimate(a.extent), a.name))
 
     def order(self, axes: Iterable[Axis]) -> list[Axis]:
         """Largest stride outermost."""
         return sorted(axes, key=lambda a: (-self.strides.get(a, 0), a.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout(AxisOrder):
+    """tiled: the grid class whose block is the vector tile."""
+
+    tiled: Axis | None = None
+    looped: Axis | None = None  # a blocked grid class each program loops over (transposes)
+    blocks: dict[Axis, int] = field(default_factory=dict)
 
     def describe(self, nest: Nest) -> str:
         """One line for people."""

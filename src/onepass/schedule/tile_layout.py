@@ -15,7 +15,7 @@ from ..analysis.nest import Nest
 from ..ir.expr import Load, postorder
 from ..ir.poly import Axis
 from ..ir.target import Target
-from .layout import access_scores
+from .layout import AxisOrder, access_scores
 
 ROW_ELEMENTS = 2048  # short rows are gathered until a program has this many elements
 LONG_ROW = 32768
@@ -26,12 +26,9 @@ TILE_AXES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class TileLayout:
-    """grid: classes programs are numbered by; blocks: those of them with a tile; held: inner classes kept whole."""
+class TileLayout(AxisOrder):
+    """blocks: the grid classes with a tile; held: inner classes kept whole."""
 
-    grid: tuple[Axis, ...]
-    scores: dict[Axis, float]
-    strides: dict[Axis, int]
     blocks: dict[Axis, int]
     held: tuple[Axis, ...]
     lanes: int  # of a strip; 1 where nothing is streamed
@@ -39,14 +36,6 @@ class TileLayout:
     stages: int
     tiled: Axis | None = field(default=None, init=False)
     looped: Axis | None = field(default=None, init=False)
-
-    def vector_axis(self, axes: frozenset[Axis]) -> Axis:
-        """The best vector axis among the classes of one sweep."""
-        return max(axes, key=lambda a: (self.scores.get(a, 0.0), estimate(a.extent), a.name))
-
-    def order(self, axes: Iterable[Axis]) -> list[Axis]:
-        """Largest stride outermost."""
-        return sorted(axes, key=lambda a: (-self.strides.get(a, 0), a.name))
 
     def describe(self, nest: Nest) -> str:
         """One line for people."""
@@ -105,8 +94,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
 
 def strip_axis(nest: Nest, scores: dict[Axis, float]) -> Axis:
     """The inner class that streams in strips."""
-    inner = (a for a in nest.classes if a not in nest.outer)
-    return max(inner, key=lambda a: (scores.get(a, 0.0), estimate(a.extent), a.name))
+    return AxisOrder((), scores, {}).vector_axis(a for a in nest.classes if a not in nest.outer)
 
 
 def power_above(size: int | None) -> int:
