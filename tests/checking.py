@@ -149,11 +149,17 @@ class Mismatch(AssertionError):
 
 
 def compare(
-    ours: Run, eager: Run, reference: Run | None, floor: torch.dtype | None = None, absolute: float = 0.0
+    ours: Run,
+    eager: Run,
+    reference: Run | None,
+    floor: torch.dtype | None = None,
+    absolute: float = 0.0,
+    draws: Sequence[Run] = (),
 ) -> None:
     """Raise Mismatch where values, dtypes or shapes differ.
 
-    `floor` is the coarsest float inside the program, `absolute` widens the absolute tolerance to at least that.
+    `floor` is the coarsest float inside the program, `absolute` widens the absolute tolerance to at least that;
+    with `draws`, eager's error is the largest of its own and of theirs.
     """
     groups = [("output", "outputs"), ("input", "inputs"), ("gradient", "gradients")]
     for word, name in groups:
@@ -164,7 +170,8 @@ def compare(
         if exact is not None and len(exact) != len(theirs):
             exact = None
         for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            compare_tensor(f"{word} {i}", a, b, exact[i] if exact is not None else None, floor, absolute)
+            more = [getattr(draw, name)[i] for draw in draws]
+            compare_tensor(f"{word} {i}", a, b, exact[i] if exact is not None else None, floor, absolute, more)
 
 
 def compare_tensor(
@@ -174,6 +181,7 @@ def compare_tensor(
     reference: torch.Tensor | None,
     floor: torch.dtype | None = None,
     absolute: float = 0.0,
+    draws: Sequence[torch.Tensor | None] = (),
 ) -> None:
     """One tensor. Where there is no reference, eager is it."""
     if ours is None or eager is None:
@@ -195,15 +203,23 @@ def compare_tensor(
         reference = None
     relative, least = tolerance(eager.dtype, floor)
     reference = dense(reference) if reference is not None else eager
-    _compare_floats(what, ours, eager, reference, relative, max(least, absolute))
+    others = [_wide(dense(draw)) for draw in draws if draw is not None]
+    _compare_floats(what, _wide(ours), _wide(eager), _wide(reference), relative, max(least, absolute), others)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 def _compare_floats(
-    what: str, ours: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, relative: float, absolute: float
+    what: str,
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    reference: torch.Tensor,
+    relative: float,
+    absolute: float,
+    draws: Sequence[torch.Tensor],
 ) -> None:
-    if ours.is_complex():
-        ours, eager, reference = torch.view_as_real(ours), torch.view_as_real(eager), torch.view_as_real(reference)
-    ours, eager, reference = ours.double(), eager.double(), reference.double()
     # What eager overflows or makes NaN, a better computation may keep finite: eager itself decides there.
     odd = ~torch.isfinite(eager)
     same = torch.where(torch.isnan(eager), torch.isnan(ours), ours == eager)
@@ -213,6 +229,8 @@ def _compare_floats(
     reference = torch.where(odd, torch.zeros_like(reference), reference)
     error = torch.where(odd, torch.zeros_like(ours), (ours - reference).abs())
     theirs = torch.where(odd, torch.zeros_like(eager), (eager - reference).abs())
+    for draw in draws:
+        theirs = theirs.fmax((draw - reference).abs().nan_to_num(0, 0, 0))
     # A reference that overflows where eager does not (or the reverse) says nothing about us.
     useless = ~torch.isfinite(theirs)
     error = torch.where(useless, (ours - eager).abs(), error)
