@@ -118,20 +118,20 @@ def test_variance_far_from_zero() -> None:
 @pytest.mark.parametrize("width", [64, 70, 3])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_variance_over_several_axes(dims: tuple[int, ...], width: int, dynamic: bool) -> None:
-    """However many sweeps feed a lane, whole tiles or not, its count is known and shared: no lane divides."""
+    """However many sweeps feed a lane, whole tiles or not, no lane divides to take an element in."""
     x = torch.randn(5, 7, 9, width) + 100
     function = lambda x: x.var(dims)  # noqa: E731
     close(function, x, tolerance=5e-6, dynamic=dynamic)
     if not dynamic:
         text = source_of(function, x)
-        assert "op_welford_scaled_" in text and "op_welford_f" not in text
+        assert ("op_welford_scaled_" in text or "op_moments(" in text) and "op_welford_f" not in text
 
 
-def test_variance_of_a_cut_axis_counts_per_lane() -> None:
+def test_variance_of_a_cut_axis() -> None:
     x = torch.randn(5, 7, 9, 70) + 100
     function = lambda x: torch.cat([x, x * 2], 3).var((1, 3))  # noqa: E731
     close(function, x, tolerance=5e-6)
-    assert "op_welford_f64" in source_of(function, x)
+    assert source_of(function, x).count("_shift = ") == 3  # set at the first piece that has elements
 
 
 def test_debug_5_names_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

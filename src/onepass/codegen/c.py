@@ -54,6 +54,10 @@ def emit_c(kernel: Kernel) -> KernelSource:
 
 
 class _Emitter(Emitter):
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.shifted = _shifted(kernel.body)
+
     # --- the unit ---
 
     def unit(self) -> str:
@@ -225,6 +229,9 @@ class _Emitter(Emitter):
         self.depth += 1
         self.line(f"int64_t {at} = 0;")
         self.line(f"const int64_t {end} = {stop};")
+        for x in s.body:
+            if isinstance(x, Accumulate) and x.accumulator in self.shifted:
+                self.shift(x, s)
         if long_sums:
             self.line(f"while ({at} + {lanes} <= {end}) {{")
             self.depth += 1
@@ -244,7 +251,6 @@ class _Emitter(Emitter):
             self.line(f"if ({at} < {end}) {{")
             self.nested(s.prologue)
             self.line("}")
-        self.shares(s)
         self.line(f"for (int64_t {lane} = 0; {at} + {lane} < {end}; ++{lane}) {{")
         self.lanes(s, whole=False)
         self.line("}")
@@ -258,7 +264,6 @@ class _Emitter(Emitter):
         self.line(f"for (; {at} + {s.lanes} <= {stop}; {at} += {s.lanes}) {{")
         self.depth += 1
         self.block(s.prologue)
-        self.shares(s)
         self.simd(s.body)
         self.line(f"for (int64_t {lane} = 0; {lane} < {s.lanes}; ++{lane}) {{")
         self.lanes(s, whole=True)
@@ -288,10 +293,13 @@ class _Emitter(Emitter):
     # --- accumulators ---
 
     def start(self, a: Accumulator) -> None:
-        for k, (dtype, value) in enumerate(zip(a.dtypes, c_monoid_identity(_base(a.monoid), a.dtypes), strict=True)):
+        if a in self.shifted:
+            self.line(f"double {a.name}_shift = 0;")
+            self.line(f"int64_t {a.name}_count = 0;")
+        states = list(zip(a.dtypes, c_monoid_identity(_base(a.monoid), a.dtypes), strict=True))
+        for k, (dtype, value) in enumerate(states[:2] if a in self.shifted else states):
             self.line(f"{_held(dtype)} {a.name}_{k}[{a.lanes}] __attribute__((aligned(64)));")
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {a.name}_{k}[lane] = {value};")
-
         if a.compensated:
             self.line(f"{_held(a.dtypes[0])} {a.name}_lost[{a.lanes}] __attribute__((aligned(64)));")
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {a.name}_lost[lane] = 0;")
@@ -309,39 +317,36 @@ class _Emitter(Emitter):
             self.line(f"{part} = {part} + {values[0]};" if short else self.lossless(a, lane, values[0]))
             return
         base, held = _base(a.monoid), self.parts(a, lane)
+        if a in self.shifted:
+            self.line(f"op_moments(&{held[0]}, &{held[1]}, {values[0]} - {a.name}_shift);")
+            return
         if base != a.monoid:
             statements = c_combine(base, held, values, a.dtypes)
         else:
-            statements = c_accumulate(base, held, values, a.dtypes, self.reciprocal(s, strip))
+            statements = c_accumulate(base, held, values, a.dtypes, self.reciprocal(s))
         for text in statements:
             self.line(text)
 
-    def reciprocal(self, s: Accumulate, strip: Loop | None) -> str | None:
-        """1 / (count + 1) of a Welford state's lane, where the lanes share it."""
-        a = s.accumulator
-        if a.monoid != "welford" or s.rounds is None:
+    def reciprocal(self, s: Accumulate) -> str | None:
+        """1 / (count + 1) of a Welford state, where the position says it."""
+        if s.accumulator.monoid != "welford" or s.rounds is None:
             return None
-        if strip is None or not _by_lane(s, strip):
-            return f"(1 / ({c_type(a.dtypes[0])}){self.poly(s.rounds + 1)})"
-        if not _uneven(s, strip):
-            return f"{a.name}_share"
-        return f"({self.poly(s.lane)} < {strip.axis.name}_end % {strip.lanes} ? {a.name}_share : {a.name}_share_short)"
+        return f"(1 / ({c_type(s.accumulator.dtypes[0])}){self.poly(s.rounds + 1)})"
 
-    def shares(self, strip: Loop) -> None:
-        """1 / (count + 1) for all lanes of the next tile; where tails went before, the first lanes met more."""
-        lanes, name = strip.lanes, strip.axis.name
-        for s in strip.body:
-            if not isinstance(s, Accumulate) or not _by_lane(s, strip) or self.reciprocal(s, strip) is None:
-                continue
-            assert s.rounds is not None
-            a, rounds = s.accumulator, self.poly(s.rounds)
-            counts = {"share": f"({name}_end + {lanes - 1}) / {lanes}"}
-            if _uneven(s, strip):
-                counts["share_short"] = f"{name}_end / {lanes}"
-            for suffix, runs in counts.items():
-                before = f"{rounds} * ({runs}) + " if s.rounds.terms else ""
-                count = f"({c_type(a.dtypes[0])})({before}{name}_at / {lanes} + 1)"
-                self.line(f"const {c_type(a.dtypes[0])} {a.name}_{suffix} = 1 / {count};")
+    def shift(self, s: Accumulate, strip: Loop) -> None:
+        """The first element becomes the origin of the sums of a shifted state."""
+        assert strip.lane is not None
+        a, name, lane = s.accumulator, strip.axis.name, strip.lane.name
+        self.line(f"if ({a.name}_count == 0 && {name}_end > 0) {{")
+        self.nested(strip.prologue)
+        self.depth += 1
+        self.line(f"const int64_t {lane} = 0, {name} = 0;")
+        for x in _slice(strip.body, s.inputs[0]):
+            self.statement(x)
+        self.line(f"{a.name}_shift = {self.operand(s.inputs[0])};")
+        self.depth -= 1
+        self.line("}")
+        self.line(f"if ({name}_end > 0) {a.name}_count += {name}_end;")
 
     def lossless(self, a: Accumulator, lane: str, value: str) -> str:
         suffix = "f32" if a.dtypes[0] is DType.F32 else "f64"
@@ -362,22 +367,31 @@ class _Emitter(Emitter):
             for k, var in enumerate(s.parts):
                 self.define(var, self.total(a, k, lane))
             return
-        for k, (var, dtype) in enumerate(zip(s.parts, a.dtypes, strict=True)):
-            self.line(f"{_held(dtype)} {var.name}_lanes[{a.lanes}] __attribute__((aligned(64)));")
-            self.line(
-                f"for (int lane = 0; lane < {a.lanes}; ++lane) {var.name}_lanes[lane] = {self.total(a, k, 'lane')};"
-            )
-        names = [v.name for v in s.parts]
-        self.line(f"for (int half = {a.lanes // 2}; half > 0; half /= 2)")
-        self.line("  for (int lane = 0; lane < half; ++lane) {")
-        merge = c_combine(
-            _base(a.monoid), [f"{n}_lanes[lane]" for n in names], [f"{n}_lanes[lane + half]" for n in names], a.dtypes
-        )
-        for text in merge:
-            self.line(f"    {text}")
-        self.line("  }")
+        if a in self.shifted:
+            self.fold("sum", [v.name for v in s.parts[:2]], a, a.dtypes[:1])
+            sums = [f"{v.name}_lanes[0]" for v in s.parts[:2]]
+            mean, m2, count = s.parts
+            self.define(count, f"(double){a.name}_count")
+            self.define(mean, f"op_moments_mean({a.name}_shift, {sums[0]}, {count.name})")
+            self.define(m2, f"op_moments_m2({', '.join(sums)}, {count.name})")
+            return
+        self.fold(_base(a.monoid), [v.name for v in s.parts], a, a.dtypes)
         for var in s.parts:
             self.define(var, f"{var.name}_lanes[0]")
+
+    def fold(self, monoid: str, names: list[str], a: Accumulator, dtypes: tuple[DType, ...]) -> None:
+        """All lanes into the first of the arrays `<name>_lanes`, in halves: a state of all names, or one each."""
+        for k, (name, dtype) in enumerate(zip(names, a.dtypes, strict=False)):
+            self.line(f"{_held(dtype)} {name}_lanes[{a.lanes}] __attribute__((aligned(64)));")
+            self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {name}_lanes[lane] = {self.total(a, k, 'lane')};")
+        self.line(f"for (int half = {a.lanes // 2}; half > 0; half /= 2)")
+        self.line("  for (int lane = 0; lane < half; ++lane) {")
+        states = [names] if len(dtypes) == len(names) else [[n] for n in names]
+        for state in states:
+            merge = [[f"{n}_lanes[{at}]" for n in state] for at in ("lane", "lane + half")]
+            for text in c_combine(monoid, merge[0], merge[1], dtypes):
+                self.line(f"    {text}")
+        self.line("  }")
 
     def rescale(self, s: Rescale) -> None:
         a, factor = s.accumulator, self.operand(s.factor)
@@ -386,10 +400,56 @@ class _Emitter(Emitter):
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {text} = {factor} == 0 ? 0 : {text} * {factor};")
 
 
-def _uneven(s: Accumulate, strip: Loop) -> bool:
-    """Whether the lanes' counts may differ: earlier rounds ended in a tail."""
-    whole = strip.limit is None and not (strip.extent % strip.lanes).terms
-    return s.rounds is not None and bool(s.rounds.terms) and not whole
+def _shifted(body: tuple[Statement, ...]) -> set[Accumulator]:
+    """The Welford states that are kept as sums of x - first and of its square instead, in float64.
+
+    The origin is one of the elements, so its distance from the mean is at most sqrt(n) deviations: the
+    subtraction at the end loses at most log2(n) of the 53 bits. Half the work, and lanes merge by addition.
+    """
+    simple = (Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Accumulate)
+    statements = walk(body)
+    found = {
+        s.accumulator
+        for s in statements
+        if isinstance(s, Start) and s.accumulator.monoid == "welford" and s.accumulator.dtypes[0] is DType.F64
+    }
+    by_lane = {
+        id(x)
+        for s in statements
+        if isinstance(s, Loop) and s.kind == "strip" and all(isinstance(x, simple) for x in s.body)
+        for x in s.body
+        if isinstance(x, Accumulate) and _by_lane(x, s)
+    }
+    for s in statements:
+        if isinstance(s, Accumulate) and id(s) not in by_lane:
+            found.discard(s.accumulator)
+        if isinstance(s, Finish) and s.lane is not None:
+            found.discard(s.accumulator)
+    return found
+
+
+def _slice(body: tuple[Statement, ...], value: Operand) -> list[Statement]:
+    """The statements that `value` needs."""
+    needed, found = _names(value), list[Statement]()
+    for s in reversed(body):
+        if isinstance(s, Let | LoadElement | RandomWord | ReadLocal) and s.var.name in needed:
+            found.append(s)
+            match s:
+                case Let():
+                    needed |= _names(*s.args)
+                case LoadElement():
+                    needed |= _names(s.offset, s.guard)
+                case RandomWord():
+                    needed |= _names(s.seed, s.index)
+                case ReadLocal():
+                    needed |= _names(s.index)
+    return found[::-1]
+
+
+def _names(*operands: Operand | None) -> set[str]:
+    """The variables in operands; one inside an index is a symbol of its name."""
+    inside = {s.name for o in operands if isinstance(o, Poly) for s in o.symbols()}
+    return inside | {o.name for o in operands if isinstance(o, Var)}
 
 
 def _held(dtype: DType) -> str:

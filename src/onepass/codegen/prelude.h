@@ -393,6 +393,24 @@ OP int32_t op_cast_f64_i32(double x) {
 OP_WELFORD(float, f32)
 OP_WELFORD(double, f64)
 
+/* The same state as sums of d = x - origin and d * d, where the origin is one of the elements. */
+OP void op_moments(double *sum, double *squares, double d) {
+  *sum += d;
+#ifdef __FP_FAST_FMA
+  *squares = __builtin_fma(d, d, *squares);
+#else
+  *squares += d * d;
+#endif
+}
+/* As eager's, NaN where an element is infinite. */
+OP double op_moments_mean(double origin, double sum, double count) {
+  return count == 0 ? 0 : origin + sum / count + (sum - sum);
+}
+OP double op_moments_m2(double sum, double squares, double count) {
+  double m2 = count == 0 ? 0 : squares - sum * (sum / count);
+  return m2 < 0 ? 0 : m2;
+}
+
 /* Eager's order: NaN before everything, then the extreme, ties to the lower index. */
 #define OP_ARG(T, t, name, BEFORE)                                                              \
   OP void op_##name##_##t(T *value, int64_t *index, T x, int64_t at) {                          \

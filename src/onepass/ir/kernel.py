@@ -138,8 +138,7 @@ class Start:
 class Accumulate:
     """Combine one element into a lane.
 
-    `rounds`: how many rounds came before this one, where it is known: the lanes' counts follow from it, so
-    that they share one 1 / count. A round is a whole run of the strip around it or, outside strips, one element.
+    `rounds`: how many elements this lane has met before, where the position says it: lanes share one 1 / count.
     """
 
     accumulator: Accumulator

@@ -403,12 +403,12 @@ class NestScheduler:
         kind, at = ("strip", lane.poly()) if lane is not None else ("tile", Poly.ZERO)
         if axis in self.chunks:
             with self._chunk_loop(axis, kind, lanes, lane):
-                self._point(items, at, strip=axis)
+                self._point(items, at, counted=False)
             return
         for low, high in self.pieces(axis, items):
             loop = Axis(self.builder.name("j"), high - low)
             with self.builder.block(_closer(loop, kind, lanes, lane), {axis: low + loop}):
-                self._point(self._specialised(items, axis, low, high), at, strip=axis)
+                self._point(self._specialised(items, axis, low, high), at, counted=False)
 
     def _tile(self, items: list[Item]) -> None:
         """The lanes of the program's own tile (tile mode)."""
@@ -419,8 +419,8 @@ class NestScheduler:
             self._point(items, self.last_loop.poly())
             self.builder.tile = None
 
-    def _point(self, items: list[Item], lane: Poly, strip: Axis | None = None) -> None:
-        """Compute every item at the current point, inside the strip over the class `strip` if any.
+    def _point(self, items: list[Item], lane: Poly, counted: bool = True) -> None:
+        """Compute every item at the current point; `counted`: a state's lanes are positions, not turns of a strip.
 
         All values come first, then the stores: one of them may overwrite an input that others read here.
         """
@@ -431,12 +431,11 @@ class NestScheduler:
                 continue
             assert item.accumulator is not None
             at = lane if item.accumulator.lanes > 1 else Poly.ZERO
-            counted = strip is None or item.accumulator.lanes > 1  # else one state meets every lane of the strip
-            self.builder.add(Accumulate(item.accumulator, at, values, self._rounds(item, strip) if counted else None))
+            self.builder.add(Accumulate(item.accumulator, at, values, self._rounds(item) if counted else None))
         for value, kept in self.keeping.items():
             self.builder.add(WriteLocal(kept.local, self.builder.resolve(kept.index), self.builder.emit(value)))
 
-    def _rounds(self, item: Item, strip: Axis | None) -> Poly | None:
+    def _rounds(self, item: Item) -> Poly | None:
         """How often the sweeps around this point have run before it; None where one of them is cut into pieces."""
         assert item.reduce is not None
         reduced = {self.nest.bound[a] for a in item.reduce.over}
@@ -444,14 +443,13 @@ class NestScheduler:
         for axis in (a for scope in self.builder.scopes for a in scope.bindings if a in reduced):
             at = self.builder.resolve(axis.poly())
             if axis in self.chunks:
-                if rounds.terms and axis is not strip:
+                if rounds.terms:
                     return None  # the last chunk may be shorter
                 chunk, size = self.chunks[axis]
                 at -= self.builder.resolve(chunk * size)
             elif len(at.terms) != 1 or [a.extent for a in at.atoms() if isinstance(a, Axis)] != [axis.extent]:
                 return None
-            if axis is not strip:
-                rounds = rounds * axis.extent + at
+            rounds = rounds * axis.extent + at
         return rounds
 
 

@@ -136,7 +136,7 @@ class TileScheduler(NestScheduler):
     def _keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
         return {}
 
-    def _rounds(self, item: Item, strip: Axis | None) -> Poly | None:
+    def _rounds(self, item: Item) -> Poly | None:
         return None
 
     def _lanes(self, item: Item, axes: frozenset[Axis]) -> int:
