@@ -210,6 +210,16 @@ def test_integers_wrap_and_sum_in_int64() -> None:
     assert check(lambda x: x.sum(), small).defines()[0].buffer.dtype is DType.I64
 
 
+def test_nothing_is_divided_where_there_is_nothing() -> None:
+    """An index modulo an empty dimension, inside a sum over it: no element, no error."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.take_along_dim(x, torch.zeros_like(x, dtype=torch.int64), 0).sum(0, keepdim=True)
+
+    run = torch.compile(function, backend="onepass", options={"strict": True})
+    assert torch.equal(run(torch.zeros(0)), torch.zeros(1))
+
+
 def test_empty_tensors() -> None:
     empty = torch.empty(0, 4)
     check(lambda x: (x.sum(0), x.prod(0), x.reshape(4, 0), x.mean(0), torch.cat([x, x]), (x + 1).any()), empty)

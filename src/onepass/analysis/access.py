@@ -76,3 +76,16 @@ def _points(axes: frozenset[Axis]) -> int:
     for a in axes:
         total *= estimate(a.extent)
     return total
+
+
+def power_above(size: int | None) -> int:
+    """The smallest power of two not below a size; very large where the size is known only at run time."""
+    return 1 << 30 if size is None else 1 << max(0, size - 1).bit_length()
+
+
+def tile_elements(axes: Iterable[Axis]) -> int:
+    """Lanes of a tile that holds axes whole."""
+    count = 1
+    for a in axes:
+        count *= power_above(a.extent.constant)
+    return count

@@ -18,11 +18,12 @@ from ..ir.plan import Store
 from ..ir.poly import Axis, Poly, in_range, nonnegative
 from ..ir.program import Buffer
 from ..ir.target import Target
-from .access import estimate, flat_offset, numel
+from .access import estimate, flat_offset, numel, tile_elements
 from .inline import reductions
 from .refine import refine
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
+CARRIED_ROWS = 8  # the least a program gets where it carries states from row to row: its partial result costs as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,20 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     reduces = reductions(s.value for s in nest.stores)
     if not reduces:
         return nest
-    if (crossing := _crossing(nest)) is not None:
-        return Refusal(crossing)
+    if (unreadable := _unreadable(nest)) is not None:
+        return Refusal(unreadable)
+    crossing = _crossing(nest)
     work = max(numel(nest.domain_of(r)) for r in reduces)
     work = max([work, *(numel(s.domain) for s in nest.stores)])
-    if work <= SERIAL_ELEMENTS or programs_of(nest, target) >= 2 * target.processors:
+    if crossing is None and (work <= SERIAL_ELEMENTS or programs_of(nest, target) >= 2 * target.processors):
         return nest
-    return _split(nest, reduces, work)
+    if crossing is not None and work <= SERIAL_ELEMENTS:
+        return Refusal(crossing)
+    found = _split(nest, reduces, work, target)
+    if isinstance(found, Refusal) and any(len(r.over) > 1 for r in reduces):
+        merged = collapse(nest, target)
+        found = _split(merged, reductions(s.value for s in merged.stores), work, target)
+    return Refusal(crossing) if crossing is not None and isinstance(found, Refusal) else found
 
 
 def programs_of(nest: Nest, target: Target) -> int:
@@ -99,7 +107,7 @@ def outer_axes(nest: Nest) -> tuple[Axis, ...]:
 
 
 def _crossing(nest: Nest) -> str | None:
-    """Reductions must nest: within one store, the axes they depend on form a chain."""
+    """Reductions nest where, within one store, the axes they depend on form a chain; else only a split carries them."""
     outer = frozenset(nest.outer)
     for s in nest.stores:
         free = {r: frozenset(nest.bound.get(a, a) for a in r.axes) - outer for r in reductions([s.value])}
@@ -108,8 +116,14 @@ def _crossing(nest: Nest) -> str | None:
             if not small <= large:
                 names = " and ".join(str(sorted(map(repr, x))) for x in (small, large))
                 return f"reductions over crossing axes {names} have no common program"
+    return None
+
+
+def _unreadable(nest: Nest) -> str | None:
+    outer = frozenset(nest.outer)
+    for s in nest.stores:
         for r in direct_reductions([s.value]):
-            if not free[r] <= s.domain:
+            if not frozenset(nest.bound.get(a, a) for a in r.axes) - outer <= s.domain:
                 return "a reduction varies over an axis its reader does not have"
     return None
 
@@ -123,33 +137,90 @@ def direct_reductions(values: Iterable[Expr]) -> list[Reduce]:
     return list(found)
 
 
-def _split(nest: Nest, reduces: list[Reduce], work: int) -> Nest | Refusal:
+def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest | Refusal:
     """Too few programs: share a reduced class out over programs, if one kernel plus a finish can do it."""
-    programs = numel(nest.outer)
-    too_few = f"{programs} programs for {work} elements"
-    inner = {x for r in reduces for x in reductions(r.inputs)}
-    roots = [r for r in reduces if r not in inner]
-    candidates = [c for c in nest.classes if all(c in {nest.bound[a] for a in r.over} for r in roots)]
-    if not candidates:
-        return Refusal(f"{too_few}, and the reductions share no axis to split")
-    axis = max(candidates, key=lambda c: (estimate(c.extent), -nest.classes.index(c)))
-    for r in inner:
-        if axis not in {nest.bound.get(a, a) for a in r.axes}:
-            return Refusal(f"{too_few}: a chain of reductions over one axis cannot be split in one pass")
-    if any(frozenset(r.axes) - frozenset(nest.outer) for r in roots):
-        return Refusal(f"{too_few}: partial results would not fit one program")
-    finished = set(roots)
+    too_few = f"{numel(nest.outer)} programs for {work} elements"
+    swept = [c for c in nest.classes if any(sweeps(nest, r, c) for r in reduces)]
+    roots = [r for r in reduces if r not in {x for other in reduces for x in reductions(other.inputs)}]
+    swept.sort(key=lambda c: (not all(sweeps(nest, r, c) for r in roots), -estimate(c.extent)))
+    reason = ", and the reductions share no axis to split"
+    for axis in swept:
+        found = _cannot_split(nest, axis, reduces, work, target)
+        if found is None:
+            return replace(nest, split=axis)
+        reason = reason if axis is not swept[0] else found
+    return Refusal(too_few + reason)
+
+
+def sweeps(nest: Nest, reduce: Reduce, axis: Axis) -> bool:
+    """Whether a reduction runs over a class."""
+    return any(nest.bound[a] is axis for a in reduce.over)
+
+
+def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, target: Target) -> str | None:
+    """Why a class cannot be shared out: each reduction runs over it, or is one of a position of it."""
+    inside = {x for r in reduces for x in reductions(r.inputs)}
+    ends = [r for r in reduces if sweeps(nest, r, axis)]
+    for r in reduces:
+        if r in inside and axis not in {nest.bound.get(a, a) for a in r.axes}:
+            return ": a chain of reductions over one axis cannot be split in one pass"
+        if r not in ends and axis not in {nest.bound.get(a, a) for a in r.axes}:
+            return ", and the reductions share no axis to split"
+    if (reason := _cannot_carry(nest, axis, ends, target)) is not None:
+        return reason
     for s in nest.stores:
-        depends = any(r in finished for r in direct_reductions([s.value]))
+        direct = direct_reductions([s.value])
+        depends = any(r in ends for r in direct)
         if depends and axis in s.domain:
-            return Refusal(f"{too_few}: the result of a split reduction is needed again over the split axis")
+            return ": the result of a split reduction is needed again over the split axis"
         if depends and numel(s.domain) * 16 > work:
-            return Refusal(f"{too_few}: a split reduction cannot also write a large result")
+            return ": a split reduction cannot also write a large result"
+        if depends and not all(r in ends for r in direct):
+            return ": the result of a split reduction meets another one"
         if not depends and axis not in s.domain:
-            return Refusal(f"{too_few}: a store beside the split reduction lacks its axis")
-    if estimate(axis.extent) < 2:
-        return Refusal(too_few)
-    return Nest(nest.stores, nest.classes, nest.bound, nest.outer, axis)
+            return ": a store beside the split reduction lacks its axis"
+    return "" if estimate(axis.extent) < 2 else None
+
+
+def carried(nest: Nest, reduce: Reduce) -> tuple[Axis, ...]:
+    """The classes inside a program that a reduction over the split class has a state for each position of."""
+    return tuple(c for c in nest.classes if c in reduce.axes and c not in nest.outer)
+
+
+def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> str | None:
+    """A norm's backward reduces each row and sums columns over rows: programs carry the columns' states from
+    row to row. They must fit, and rows must be many."""
+    states = {r: numel(carried(nest, r)) for r in ends if carried(nest, r)}
+    if not states:
+        return None
+    inner = frozenset(nest.classes) - frozenset((*nest.outer, axis))
+    if any(a.extent.constant is None for a in inner) or any(len(r.over) > 1 for r in ends):
+        return ": partial results would not fit one program"
+    for offset in _offsets(nest):
+        along = {nest.bound.get(a, a): offset.coefficient(a) for a in offset.axes}
+        if along.get(axis) is Poly.ONE and along.keys() & inner:
+            return ": rows are not contiguous"
+    if target.warp:
+        fits = tile_elements(inner) <= held_limit(nest, inner, target)
+    else:
+        fits = (
+            sum(count * sum(d.bytes for d in r.part_dtypes) for r, count in states.items()) <= target.cache_bytes // 2
+        )
+    if not fits:
+        return ": partial results would not fit one program"
+    if estimate(axis.extent) < CARRIED_ROWS * target.processors:
+        return (
+            f": {estimate(axis.extent)} rows are too few to share out, each program with {max(states.values())} states"
+        )
+    return None
+
+
+def held_limit(nest: Nest, inner: frozenset[Axis], target: Target) -> int:
+    """How many positions of the inner classes a tile program can hold beside one another's values."""
+    values = [s.value for s in nest.stores]
+    bound = inner | {a for a, c in nest.bound.items() if c in inner}
+    live = len({e for e in postorder(values) if isinstance(e, Load) and e.axes & bound})
+    return target.held_elements * 4 // max(4, live + len(reductions(values)))
 
 
 def opened(nest: Nest) -> list[Expr]:
@@ -369,15 +440,15 @@ def _renamed(
 # --- collapsing --------------------------------------------------------------------------------
 
 
-def collapse(nest: Nest) -> Nest:
+def collapse(nest: Nest, target: Target) -> Nest:
     """Merge neighbouring classes that every access walks as one: (i, j) with i*J + j becomes one axis.
 
     A split is chosen anew among the merged classes.
     """
     if nest.split is not None:
-        merged = collapse(replace(nest, split=None))
+        merged = collapse(replace(nest, split=None), target)
         reduces = reductions(s.value for s in merged.stores)
-        again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces))
+        again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces), target)
         return nest if isinstance(again, Refusal) else again
     changed = True
     while changed:

@@ -46,10 +46,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A reduction's result. `tiled`: one state per lane of the program's tile; else all lanes merge."""
+    """A reduction's result. `lane`: which state is meant, in class axes; None: all lanes merge."""
 
     accumulator: Accumulator
-    tiled: bool
+    lane: Poly | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,6 @@ class Builder:
         self.scopes: list[Scope] = [Scope()]
         self.locals: list[Local] = []
         self.raises = False
-        self.tile: tuple[Axis, Axis] | None = None  # (class axis, lane) of the open tile of a grid axis
         self._names: dict[str, int] = {}
 
     # --- scopes ---
@@ -169,10 +168,10 @@ class Builder:
         if isinstance(e, Part):
             assert isinstance(e.source, Reduce)
             finished_at, finished = self._finished(e.source)
-            if finished.tiled:
-                assert self.tile is not None
-                return max(finished_at, self._bind_depth(self.tile[0]))
-            return finished_at
+            axes = finished.lane.axes & self.bound().keys() if finished.lane is not None else ()
+            return max([finished_at, *(self._bind_depth(a) for a in axes)])
+        if not e.axes and _may_raise(e):
+            return len(self.scopes) - 1  # where it is asked for: the loop around it may be empty
         return max([0, *(self._bind_depth(a) for a in e.axes)])
 
     def _bind_depth(self, axis: Axis) -> int:
@@ -220,7 +219,7 @@ class Builder:
 
     def _pointwise(self, e: Pointwise) -> Operand:
         args = tuple(self._find(a) for a in e.args)
-        if e.op in _CHECKED or (e.op in _RAISING and e.dtype.is_integer):
+        if _may_raise(e):
             self.raises = True
         var = Var(self.name(f"{e.op}_"), e.dtype)
         self.add(Let(var, e.op, args))
@@ -231,7 +230,7 @@ class Builder:
         _, finished = self._finished(e.source)
         accumulator = finished.accumulator
         parts = tuple(Var(self.name(f"{accumulator.monoid}_"), d) for d in accumulator.dtypes)
-        lane = self.tile[1].poly() if finished.tiled and self.tile is not None else None
+        lane = self.resolve(finished.lane) if finished.lane is not None else None
         self.add(Finish(accumulator, lane, parts))
         for k, var in enumerate(parts):
             self.here.values[Part(e.source, k)] = var
@@ -287,6 +286,10 @@ class Builder:
 
 
 _RAISING = frozenset(("floordiv", "truncdiv", "remainder", "fmod"))
+
+
+def _may_raise(e: Expr) -> bool:
+    return isinstance(e, Pointwise) and (e.op in _CHECKED or (e.op in _RAISING and e.dtype.is_integer))
 
 
 def _is_checked(poly: Poly, size: Poly) -> bool:

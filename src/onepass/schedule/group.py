@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.access import estimate, numel
+from ..analysis.access import estimate, numel, power_above
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest, NestStore, Refusal, analyse, collapse, direct_reductions, outer_axes, programs_of
+from ..analysis.nest import (
+    CARRIED_ROWS,
+    Nest,
+    NestStore,
+    Refusal,
+    analyse,
+    carried,
+    collapse,
+    direct_reductions,
+    outer_axes,
+    programs_of,
+    sweeps,
+)
 from ..errors import VerifyError
 from ..ir.expr import Expr, Load, Part, Reduce, rewrite
 from ..ir.kernel import ScheduledGroup
@@ -20,7 +32,7 @@ from ..ir.program import Buffer, contiguous_strides
 from ..ir.target import Target
 from .layout import access_scores
 from .sweeps import NestScheduler
-from .tile_layout import power_above, strip_axis
+from .tile_layout import strip_axis
 from .tiles import TileScheduler
 
 ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
@@ -37,7 +49,7 @@ def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) 
     nest = analyse(group.stores, target)
     if isinstance(nest, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")
-    nest = collapse(nest)
+    nest = collapse(nest, target)
     if nest.split is None:
         return ScheduledGroup((_scheduler(target)(nest, target).build(name, group.origins),))
     return _split(nest, nest.split, group, target, name)
@@ -48,46 +60,49 @@ def _scheduler(target: Target) -> type[NestScheduler]:
 
 
 def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> ScheduledGroup:
-    roots = _roots(nest)
-    taken = programs_of(nest, target)
-    size = max(1, -(-estimate(axis.extent) // max(1, target.split_programs // max(1, taken))))
-    if target.warp and strip_axis(nest, access_scores(nest)[0]) is axis:  # whole strips
-        size = max(ROW_CHUNK if taken == numel(nest.outer) else COLUMN_CHUNK, power_above(size))
+    ends = [r for r in reductions(s.value for s in nest.stores) if sweeps(nest, r, axis)]
+    size = _chunk_size(nest, axis, ends, target)
     chunk = Axis("chunk", (axis.extent + size - 1) // size)
     first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
     workspace: list[Buffer] = []
     partial: dict[Reduce, list[Buffer]] = {}
     outer, device = nest.outer, nest.stores[0].buffer.device
-    shape = (*(a.extent for a in outer), chunk.extent)
-    for r in roots:
+    for r in ends:
         partial[r] = []
+        axes = (*outer, chunk, *carried(nest, r))
+        shape = tuple(a.extent for a in axes)
         for k, dtype in enumerate(r.part_dtypes):
             buffer = Buffer(f"{name}_w{len(workspace)}", dtype, shape, contiguous_strides(shape), device)
             workspace.append(buffer)
             partial[r].append(buffer)
-            index = (*(a.poly() for a in outer), chunk.poly())
-            first.append(NestStore(buffer, index, Part(r, k), frozenset((*outer, chunk))))
+            first.append(NestStore(buffer, tuple(a.poly() for a in axes), Part(r, k), frozenset(axes)))
     head = Nest(tuple(first), (*nest.classes, chunk), nest.bound, (*outer, chunk), axis)
     kernel = _scheduler(target)(head, target, {axis: (chunk, size)}).build(f"{name}_partial", group.origins)
-    tail = _finish(nest, axis, chunk, partial)
+    tail = _finish(nest, chunk, partial)
     finish = _scheduler(target)(tail, target).build(f"{name}_finish", group.origins)
     return ScheduledGroup((kernel, finish), tuple(workspace))
 
 
-def _roots(nest: Nest) -> list[Reduce]:
-    found = reductions(s.value for s in nest.stores)
-    inner = {x for r in found for x in reductions(r.inputs)}
-    return [r for r in found if r not in inner]
+def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> int:
+    """Positions of the split class that one program takes."""
+    if any(carried(nest, r) for r in ends):
+        return max(CARRIED_ROWS, -(-estimate(axis.extent) // (2 * target.processors)))
+    taken = programs_of(nest, target)
+    size = max(1, -(-estimate(axis.extent) // max(1, target.split_programs // max(1, taken))))
+    if target.warp and strip_axis(nest, access_scores(nest)[0]) is axis:  # whole strips
+        size = max(ROW_CHUNK if taken == numel(nest.outer) else COLUMN_CHUNK, power_above(size))
+    return size
 
 
-def _finish(nest: Nest, axis: Axis, chunk: Axis, partial: dict[Reduce, list[Buffer]]) -> Nest:
+def _finish(nest: Nest, chunk: Axis, partial: dict[Reduce, list[Buffer]]) -> Nest:
     """The stores that need the split reductions, reading merged partials instead."""
     merged: dict[Reduce, Reduce] = {}
     bound = dict(nest.bound)
     over = Axis("chunk.r", chunk.extent)
     bound[over] = Axis("chunk.c", chunk.extent)
     for r, buffers in partial.items():
-        loads = tuple(Load(b, (*(a.poly() for a in nest.outer), over.poly())) for b in buffers)
+        at = tuple(a.poly() for a in (*nest.outer, over, *carried(nest, r)))
+        loads = tuple(Load(b, at) for b in buffers)
         monoid = "welford_merge" if r.monoid == "welford" else r.monoid
         merged[r] = Reduce(monoid, loads, (over,))
 

@@ -38,6 +38,8 @@ def find_online(
     """Whether two levels of one scope can share a pass over memory, and gain by it."""
     if len(first) != 1 or not second or first[0].reduce is None or first[0].reduce.monoid != "max":
         return None
+    if first[0].accumulator is not None:
+        return None
     leader = first[0]
     inner = leader.domain - axes
     size = product(a.extent for a in inner)
@@ -50,7 +52,7 @@ def find_online(
     result = Part(leader.reduce, 0)
     followers: list[tuple[Item, Expr]] = []
     for item in second:
-        if item.reduce is None or item.reduce.monoid != "sum" or item.domain - axes != inner:
+        if item.reduce is None or item.reduce.monoid != "sum" or item.domain - axes != inner or item.accumulator:
             return None
         h = factor(item.values[0], result)
         if h is None or not holds(item.values[0], result, h):
@@ -75,7 +77,7 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
     with builder.block(scheduler.closer(count, "sweep")):
         start = count * block
         scheduler.strip_block(axis, block, start, [leader])
-        builder.here.parts[leader.reduce] = Finished(leader.accumulator, False)
+        builder.here.parts[leader.reduce] = Finished(leader.accumulator)
         for item, h in followers:
             assert item.accumulator is not None
             builder.add(Rescale(item.accumulator, _carry(scheduler, leader.reduce, reference, h)))
@@ -84,7 +86,7 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
         scheduler.strip_block(axis, block, start, [item for item, _ in followers])
     for item in (leader, *(f for f, _ in followers)):
         assert item.reduce is not None and item.accumulator is not None
-        builder.here.parts[item.reduce] = Finished(item.accumulator, False)
+        builder.here.parts[item.reduce] = Finished(item.accumulator)
 
 
 def _carry(scheduler: NestScheduler, reduce: Reduce, reference: Local, h: Expr) -> Var:

@@ -40,7 +40,7 @@ def choose_kept(
         if needed <= budget and recompute_cost(e) >= KEEP_COST and scheduler.builder.kept(e) is None:
             budget -= needed
             local = Local(scheduler.builder.name("row"), e.dtype, size)
-            kept[e] = Kept(local, _linear(scheduler.layout.order(inner)))
+            kept[e] = Kept(local, linear(scheduler.layout.order(inner)))
     return kept
 
 
@@ -75,7 +75,8 @@ def recompute_cost(value: Expr) -> float:
     return total
 
 
-def _linear(axes: Sequence[Axis]) -> Poly:
+def linear(axes: Sequence[Axis]) -> Poly:
+    """The position in an array over axes, the last one fastest."""
     total = Poly.ZERO
     for a in axes:
         total = total * a.extent + a

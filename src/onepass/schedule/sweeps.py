@@ -15,7 +15,7 @@ from typing import Any
 from ..analysis.access import estimate, flat_offset
 from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest, NestStore, provable
+from ..analysis.nest import Nest, NestStore, carried, provable, sweeps
 from ..analysis.refine import polys_of
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
@@ -42,7 +42,7 @@ from .builder import Builder, Finished, Kept
 from .layout import Layout, choose_layout
 from .online import find_online, sweep_online
 from .random_strips import draw_in_strips
-from .scratch import choose_kept
+from .scratch import choose_kept, linear
 from .streaming import stream_stores
 
 ONLINE_BLOCK = 4096
@@ -58,6 +58,7 @@ class Item:
     store: NestStore | None = None
     reduce: Reduce | None = None
     accumulator: Accumulator | None = None
+    state: Poly | None = None  # which of the accumulator's states it enters, where positions have their own
 
 
 class NestScheduler:
@@ -139,11 +140,51 @@ class NestScheduler:
         axes = frozenset(self.layout.grid)
         looped = self.layout.looped
         if looped is None:
-            self._scope(items, axes)
+            self._program(items, axes)
             return
         self._gather_blocks(items, looped)
         with self._block_loop(looped, "sweep", self.layout.blocks[looped], self.starts[looped]):
             self._scope(items, axes)
+
+    def _program(self, items: list[Item], axes: frozenset[Axis]) -> None:
+        """Everything a program does. Where a split's reductions have states inside it, they go from row to row."""
+        split = self.nest.split
+        ends = [r for r in reductions(v for i in items for v in i.values) if split and sweeps(self.nest, r, split)]
+        if split is None or not any(carried(self.nest, r) for r in ends):
+            self._scope(items, axes)
+            return
+        carriers = [self._carrier(r) for r in ends]
+        rows = [*(i for i in items if split in i.domain), *carriers]
+        self._rows(split, rows, axes | {split})
+        for item in carriers:
+            assert item.reduce is not None and item.accumulator is not None
+            self.builder.here.parts[item.reduce] = Finished(item.accumulator, item.state)
+        self._scope([i for i in items if split not in i.domain], axes)
+
+    def _carrier(self, reduce: Reduce) -> Item:
+        """A reduction over the split class, its states set up for the whole program."""
+        inside = carried(self.nest, reduce)
+        states = product(a.extent for a in inside).constant
+        assert states is not None
+        item = self._opened(reduce)
+        accumulator = Accumulator(
+            self.builder.name(f"{reduce.monoid}_acc"),
+            reduce.monoid,
+            reduce.part_dtypes,
+            states,
+            reduce.monoid == "sum" and reduce.dtype.is_float and self.chunks[self._split][1] > PLAIN_SUM,
+        )
+        self.builder.add(Start(accumulator))
+        return replace(item, accumulator=accumulator, state=linear(self._order(frozenset(inside))))
+
+    @property
+    def _split(self) -> Axis:
+        assert self.nest.split is not None
+        return self.nest.split
+
+    def _rows(self, split: Axis, items: list[Item], axes: frozenset[Axis]) -> None:
+        """All rows of the program's chunk, one after another."""
+        self._open_loops([split], items, lambda inside: self._scope(inside, axes))
 
     def _gather_blocks(self, items: list[Item], looped: Axis) -> None:
         """Loads contiguous along the looped axis are copied into scratch line by line, then read across.
@@ -234,12 +275,17 @@ class NestScheduler:
                 found[r] = 1 + max(needs, default=-1)
         levels: list[list[Item]] = [[] for _ in range(2 + max(found.values(), default=-1))]
         for r, level in found.items():
-            opened = tuple(substitute_axes(v, {a: self.nest.bound[a].poly() for a in r.over}) for v in r.inputs)
-            levels[level].append(Item(self.nest.domain_of(r), opened, reduce=r))
+            levels[level].append(self._opened(r))
         for item in items:
             needs = [found[d] for d in reductions(item.values) if d in found]
             levels[1 + max(needs, default=-1)].append(item)
         return [level for level in levels if level]
+
+    def _opened(self, reduce: Reduce) -> Item:
+        """A reduction's accumulation, in class axes."""
+        mapping = {a: self.nest.bound[a].poly() for a in reduce.over}
+        values = tuple(substitute_axes(v, mapping) for v in reduce.inputs)
+        return Item(self.nest.domain_of(reduce), values, reduce=reduce)
 
     def _is_finished(self, reduce: Reduce) -> bool:
         return any(reduce in scope.parts for scope in self.builder.scopes)
@@ -250,7 +296,7 @@ class NestScheduler:
             r.axes - axes
             for i in items
             for r in reductions(i.values)
-            if not r.axes <= axes and r.axes <= axes | i.domain
+            if not r.axes <= axes and r.axes <= axes | i.domain and not self._is_finished(r)
         }
         return min(extras, key=lambda e: (len(e), sorted(a.name for a in e)), default=frozenset())
 
@@ -258,7 +304,7 @@ class NestScheduler:
         self, cluster: list[Item], inner: frozenset[Axis], nested: frozenset[Axis], axes: frozenset[Axis]
     ) -> None:
         """One pass over `inner` for a cluster of items that share it."""
-        least = min((self._lanes(i, axes) for i in cluster if i.reduce is not None), default=1)
+        least = min((self._lanes(i, axes) for i in cluster if i.reduce is not None and i.state is None), default=1)
         cluster = [self._with_accumulator(i, self._lanes(i, axes) if nested else least) for i in cluster]
         if nested:
             self._open_loops(self._order(nested), cluster, lambda items: self._scope(items, axes | nested))
@@ -267,7 +313,12 @@ class NestScheduler:
         self._remember()
         for item in cluster:
             if item.reduce is not None and item.accumulator is not None:
-                self.builder.here.parts.setdefault(item.reduce, Finished(item.accumulator, self._tiled))
+                self.builder.here.parts.setdefault(item.reduce, Finished(item.accumulator, self._state(item)))
+
+    def _state(self, item: Item) -> Poly | None:
+        """Which of an accumulator's states belongs to a position, in class axes; None where they merge."""
+        tiled = self.layout.tiled
+        return item.state if tiled is None else tiled - self.starts[tiled]
 
     def _remember(self) -> None:
         """Later sweeps of this program read what this one kept."""
@@ -393,7 +444,7 @@ class NestScheduler:
     @staticmethod
     def _strip_lanes(items: list[Item]) -> int:
         """Lanes of a strip: every state that has several must have one for each; 0 where nothing is reduced."""
-        lanes = [i.accumulator.lanes for i in items if i.accumulator is not None]
+        lanes = [i.accumulator.lanes for i in items if i.accumulator is not None and i.state is None]
         return min((n for n in lanes if n > 1), default=min(lanes, default=0))
 
     def _vector(self, items: list[Item], axis: Axis) -> None:
@@ -415,9 +466,7 @@ class NestScheduler:
         axis = self.layout.tiled
         assert axis is not None
         with self._block_loop(axis, "tile", self.layout.blocks[axis], self.starts[axis]):
-            self.builder.tile = (axis, self.last_loop)
             self._point(items, self.last_loop.poly())
-            self.builder.tile = None
 
     def _point(self, items: list[Item], lane: Poly, counted: bool = True) -> None:
         """Compute every item at the current point; `counted`: a state's lanes are positions, not turns of a strip.
@@ -431,6 +480,8 @@ class NestScheduler:
                 continue
             assert item.accumulator is not None
             at = lane if item.accumulator.lanes > 1 else Poly.ZERO
+            if item.state is not None:
+                at = self.builder.resolve(item.state)
             self.builder.add(Accumulate(item.accumulator, at, values, self._rounds(item) if counted else None))
         for value, kept in self.keeping.items():
             self.builder.add(WriteLocal(kept.local, self.builder.resolve(kept.index), self.builder.emit(value)))

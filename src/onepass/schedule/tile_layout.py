@@ -6,12 +6,12 @@ vector axis in strips of `lanes`. Sizes are chosen so that each thread has a few
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..analysis.access import estimate, numel
+from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest
+from ..analysis.nest import Nest, carried, held_limit, sweeps
 from ..ir.expr import Load, postorder
 from ..ir.poly import Axis
 from ..ir.target import Target
@@ -19,7 +19,7 @@ from .layout import AxisOrder, access_scores
 
 ROW_ELEMENTS = 2048  # short rows are gathered until a program has this many elements
 LONG_ROW = 32768
-COLUMN_LANES = 128
+COLUMN_LANES, NARROW_COLUMN = 128, 16  # narrower ones leave parts of a memory sector unused
 TRANSPOSE_BLOCK = 64
 MAX_WARPS = 16
 TILE_AXES = 3
@@ -45,8 +45,10 @@ class TileLayout(AxisOrder):
                 kind = "held"
             elif a in self.blocks:
                 kind = f"grid x tile {self.blocks[a]}"
+            elif a in self.grid:
+                kind = "grid"
             else:
-                kind = "grid" if a in self.grid else f"swept by {self.lanes}"
+                kind = f"swept by {self.lanes}"
             words.append(f"{a.name}[{a.extent!r}]: {kind}")
         if nest.split is not None:
             words.append(f"split over {nest.split.name}")
@@ -66,30 +68,44 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         default=None,
     )
     columns = best is not None and best in outer and bool(inner)
-    held = _held(nest, inner, chunks, columns, target)
+    rows = carrying(nest)
+    held = _held(nest, [a for a in inner if a is not rows], chunks, columns, target)
     blocks: dict[Axis, int] = {}
     lanes = 1
-    if not inner:
+    if rows is not None:
+        lanes = min(power_below(max(1, ROW_ELEMENTS // tile_elements(held))), power_below(chunks[rows][1]))
+    elif not inner:
         blocks = _pointwise_blocks(outer, best, scores, strides, budget, target)
     elif held:
-        count = _elements(held)
+        count = tile_elements(held)
         blocks = _row_blocks(outer, best, count, scores, target)
     elif columns and best is not None:
-        blocks = {best: min(power_above(best.extent.constant), COLUMN_LANES)}
-        lanes = max(2, 2048 // blocks[best])
+        width = min(power_above(best.extent.constant), COLUMN_LANES)
+        while width > NARROW_COLUMN and numel(nest.outer) < 2 * width * target.processors:
+            width //= 2
+        blocks = {best: width}
+        lanes = max(2, 2048 // width)
     else:
         extent = strip_axis(nest, scores).extent.constant
         lanes = min(power_above(extent), 2 * budget if extent is None or extent >= LONG_ROW else budget)
-    if inner and (vector := strip_axis(nest, scores)) in chunks:
+    if inner and rows is None and (vector := strip_axis(nest, scores)) in chunks:
         lanes = min(lanes, power_below(chunks[vector][1]))
-    elements = lanes * _elements(held)
+    elements = lanes * tile_elements(held)
     for block in blocks.values():
         elements *= block
     per_thread = 32 if elements >= 4 * 1024 * (1 if lanes > 1 else 2) else 16 if elements >= 1024 else 8
     per_thread = min(per_thread, target.thread_elements)
     warps = min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
-    stages = 3 if lanes > 1 else 0
+    stages = 3 if lanes > 1 or rows is not None else 0
     return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages)
+
+
+def carrying(nest: Nest) -> Axis | None:
+    """The split class, where programs carry states from one position of it to the next."""
+    ends = reductions(s.value for s in nest.stores)
+    if nest.split is not None and any(sweeps(nest, r, nest.split) and carried(nest, r) for r in ends):
+        return nest.split
+    return None
 
 
 def strip_axis(nest: Nest, scores: dict[Axis, float]) -> Axis:
@@ -97,21 +113,9 @@ def strip_axis(nest: Nest, scores: dict[Axis, float]) -> Axis:
     return AxisOrder((), scores, {}).vector_axis(a for a in nest.classes if a not in nest.outer)
 
 
-def power_above(size: int | None) -> int:
-    """The smallest power of two not below a size; very large where the size is known only at run time."""
-    return 1 << 30 if size is None else 1 << max(0, size - 1).bit_length()
-
-
 def power_below(size: int) -> int:
     """The largest power of two not above a size, at least 1."""
     return 1 << max(0, size.bit_length() - 1)
-
-
-def _elements(axes: Iterable[Axis]) -> int:
-    count = 1
-    for a in axes:
-        count *= power_above(a.extent.constant)
-    return count
 
 
 def _budget(nest: Nest, target: Target) -> int:
@@ -131,13 +135,8 @@ def _held(
         return ()
     if any(a.extent.constant is None for a in inner):
         return ()
-    values = [s.value for s in nest.stores]
-    bound = frozenset(inner) | {a for a, c in nest.bound.items() if c in inner}
-    live = len({e for e in postorder(values) if isinstance(e, Load) and e.axes & bound})
-    limit = target.held_elements * 4 // max(4, live + len(reductions(values)))
-    if columns:
-        limit = 64
-    return tuple(inner) if _elements(inner) <= limit else ()
+    limit = 64 if columns else held_limit(nest, frozenset(inner), target)
+    return tuple(inner) if tile_elements(inner) <= limit else ()
 
 
 def _pointwise_blocks(

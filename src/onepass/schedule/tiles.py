@@ -7,18 +7,31 @@ whose every step opens a tile of lanes, with one state per lane until the sweep 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..analysis.access import numel
-from ..analysis.nest import direct_reductions
-from ..ir.expr import Expr, Part
-from ..ir.kernel import Accumulator, Fold, GridAxis, Kernel, Loop, RandomWord, Start, Statement, Tile, Var, When
+from ..analysis.access import numel, power_above
+from ..analysis.nest import carried, direct_reductions
+from ..ir.expr import Expr, Part, Reduce
+from ..ir.kernel import (
+    Accumulate,
+    Accumulator,
+    Fold,
+    GridAxis,
+    Kernel,
+    Loop,
+    RandomWord,
+    Start,
+    Statement,
+    Tile,
+    Var,
+    When,
+)
 from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.program import Buffer, Origin
 from .builder import Finished, Kept
 from .sweeps import Item, NestScheduler
-from .tile_layout import TileLayout, choose_tiles, power_above
+from .tile_layout import TileLayout, choose_tiles
 
 NARROW_ELEMENTS = 1 << 31  # offsets below this fit 32 bits
 
@@ -59,7 +72,7 @@ class TileScheduler(NestScheduler):
             self.program_tiles.append(self._open_tile(axis, block, self.starts[axis]))
         for axis in self.layout.held:
             self.held[axis] = self._open_tile(axis, power_above(axis.extent.constant), Poly.ZERO)
-        self._scope(items, frozenset((*axes, *self.layout.held)))
+        self._program(items, frozenset((*axes, *self.layout.held)))
 
     def _open_tile(self, axis: Axis, lanes: int, start: Poly) -> Axis:
         """Positions [start, start + lanes) of a class, at once, for the rest of the current scope."""
@@ -74,6 +87,29 @@ class TileScheduler(NestScheduler):
         self.builder.here.bindings[axis] = axis.poly()
         self.builder.here.physical[axis] = start + tile
 
+    # --- states that go from row to row ---
+
+    def _carrier(self, reduce: Reduce) -> Item:
+        held = tuple(self.held[a] for a in carried(self.nest, reduce))
+        item = self._opened(reduce)
+        striped = (self.lane,) if self.layout.lanes > 1 and reduce.monoid != "welford" else ()
+        accumulator = Accumulator(
+            self.builder.name(f"{reduce.monoid}_acc"),
+            reduce.monoid,
+            reduce.part_dtypes,
+            1,
+            tiles=(*held, *striped),
+            folded=striped,
+        )
+        self.builder.add(Start(accumulator))
+        return replace(item, accumulator=accumulator)
+
+    def _rows(self, split: Axis, items: list[Item], axes: frozenset[Axis]) -> None:
+        if self.layout.lanes > 1:
+            self._strip(items, split, lambda inside: self._scope(inside, axes))
+        else:
+            super()._rows(split, items, axes)
+
     # --- sweeps ---
 
     def _sweep(
@@ -87,14 +123,17 @@ class TileScheduler(NestScheduler):
             return
         values = [tuple(self.builder.emit(v) for v in item.values) for item in cluster]
         for item, operands in zip(cluster, values, strict=True):
-            if item.reduce is not None:
+            if item.reduce is not None and item.accumulator is not None:
+                lane = self.lane.poly() if self.layout.lanes > 1 else Poly.ZERO
+                self.builder.add(Accumulate(item.accumulator, lane, operands))
+            elif item.reduce is not None:
                 over = tuple(self.held[self.nest.bound[a]] for a in item.reduce.over)
                 parts = tuple(Var(self.builder.name(f"{item.reduce.monoid}_"), d) for d in item.reduce.part_dtypes)
                 self.builder.add(Fold(item.reduce.monoid, operands, over, parts))
                 for k, var in enumerate(parts):
                     self.builder.here.values[Part(item.reduce, k)] = var
                 dummy = Accumulator(parts[0].name, item.reduce.monoid, item.reduce.part_dtypes, 1)
-                self.builder.here.parts[item.reduce] = Finished(dummy, False)
+                self.builder.here.parts[item.reduce] = Finished(dummy)
         for item, operands in zip(cluster, values, strict=True):
             if item.store is not None:
                 self.builder.store(item.store.buffer, item.store.index, operands[0], item.store.region)
@@ -106,8 +145,8 @@ class TileScheduler(NestScheduler):
         vector = self.layout.vector_axis(inner)
         self._open_loops(self._order(inner - {vector}), cluster, lambda items: self._strip(items, vector))
 
-    def _strip(self, items: list[Item], axis: Axis) -> None:
-        """A sweep over tiles of `lanes` positions of a class, inside its chunk where it has one."""
+    def _strip(self, items: list[Item], axis: Axis, then: Callable[[list[Item]], None] | None = None) -> None:
+        """A sweep over tiles of `lanes` positions of a class, inside its chunk where it has one; `then` at each."""
         lanes, start, extent, limit = self.layout.lanes, Poly.ZERO, axis.extent, None
         if axis in self.chunks:
             chunk, size = self.chunks[axis]
@@ -118,7 +157,10 @@ class TileScheduler(NestScheduler):
         within = (extent - loop * lanes,) if axis in self.chunks and (extent % lanes).terms else ()
         with self.builder.block(lambda body: Loop(loop, loop.extent, "sweep", body, limit=limit)):
             self._bind_tile(axis, self.lane, lanes, start + loop * lanes, within)
-            self._point(items, self.lane.poly())
+            if then is not None:
+                then(items)
+            else:
+                self._point(items, self.lane.poly())
 
     def started(self, item: Item, axes: frozenset[Axis]) -> Item:
         """One state for the whole tile: carrying one to a new reference is cheaper than carrying every lane's."""
