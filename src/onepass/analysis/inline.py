@@ -14,6 +14,7 @@ from ..errors import VerifyError
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder, rewrite, substitute_axes
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define
+from .one_hot import sum_of_one
 
 
 def rename_bound(define: Define, owner_of: dict[int, Reduce]) -> Expr:
@@ -96,6 +97,8 @@ class Inliner:
 
     def _inline(self, define: Define) -> Expr:
         def inline(e: Expr) -> Expr | None:
+            if isinstance(e, Part):
+                return sum_of_one(e)
             if not isinstance(e, Load) or e.buffer not in self.defines:
                 return None
             producer = self.defines[e.buffer]

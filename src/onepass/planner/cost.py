@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..analysis.access import RANDOM_COST, estimate, load_bytes, storage_bytes
+from ..analysis.access import RANDOM_COST, estimate, flat_offset, load_bytes, storage_bytes
 from ..analysis.nest import Nest, opened
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, Random, Reduce, postorder
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
-from ..ir.poly import Axis
+from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from ..ir.target import Target
+
+# Neighbouring positions that share what does not depend on them: those of one thread of a tile, or of one loop.
+THREAD, LOOP = 16, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     """The cost of a nest as one group."""
     outer = frozenset(nest.outer)
     reads: dict[Buffer, int] = {}
+    vector = _vector(nest)
+    shared = 1 if vector is None else min(THREAD if target.warp else LOOP, estimate(vector.extent))
     operations, nodes = 0.0, 0
     opened_values = opened(nest)
     for e in postorder(opened_values):
@@ -46,9 +51,9 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
             case Load():
                 reads[e.buffer] = max(reads.get(e.buffer, 0), load_bytes(e))
             case Pointwise():
-                operations += OPS[e.op].cost * _points(e.axes | outer)
+                operations += OPS[e.op].cost * _points(e.axes | outer) / (1 if vector in e.axes else shared)
             case Random():
-                operations += RANDOM_COST * _points(e.axes | outer)
+                operations += RANDOM_COST * _points(e.axes | outer) / (1 if vector in e.axes else shared)
             case Reduce():
                 operations += MONOIDS[e.monoid].cost * _points(e.axes | outer | frozenset(e.over))
     written = sum(storage_bytes(s.buffer) for s in nest.stores)
@@ -57,6 +62,13 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     time_us = predict_us(sum(reads.values()) + written, operations, launches, target)
     live = live_values(opened_values)
     return Cost(sum(reads.values()), written, operations, launches, buffers, nodes, live, time_us)
+
+
+def _vector(nest: Nest) -> Axis | None:
+    """The outer class along which the largest result is contiguous: neighbours share what does not depend on it."""
+    largest = max(nest.stores, key=lambda s: len(s.domain))
+    offset = flat_offset(largest.buffer, largest.index)
+    return next((a for a in nest.outer if offset.coefficient(a) is Poly.ONE), None)
 
 
 def live_values(values: list[Expr]) -> int:

@@ -24,7 +24,7 @@ from ..analysis.nest import (
     sweeps,
 )
 from ..errors import VerifyError
-from ..ir.expr import Expr, Load, Part, Reduce, rewrite
+from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import ScheduledGroup
 from ..ir.plan import Group
 from ..ir.poly import Axis
@@ -36,6 +36,7 @@ from .tile_layout import strip_axis
 from .tiles import TileScheduler
 
 ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
+PROGRAM_ELEMENTS = 1 << 15  # work enough for a program of its own
 
 
 def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) -> ScheduledGroup:
@@ -61,26 +62,47 @@ def _scheduler(target: Target) -> type[NestScheduler]:
 
 def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> ScheduledGroup:
     ends = [r for r in reductions(s.value for s in nest.stores) if sweeps(nest, r, axis)]
+    outer, device = nest.outer, nest.stores[0].buffer.device
     size = _chunk_size(nest, axis, ends, target)
-    chunk = Axis("chunk", (axis.extent + size - 1) // size)
+    alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
+    number = axis if alone else Axis("chunk", (axis.extent + size - 1) // size)
     first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
     workspace: list[Buffer] = []
     partial: dict[Reduce, list[Buffer]] = {}
-    outer, device = nest.outer, nest.stores[0].buffer.device
     for r in ends:
         partial[r] = []
-        axes = (*outer, chunk, *carried(nest, r))
+        axes = (*outer, number, *carried(nest, r))
         shape = tuple(a.extent for a in axes)
-        for k, dtype in enumerate(r.part_dtypes):
-            buffer = Buffer(f"{name}_w{len(workspace)}", dtype, shape, contiguous_strides(shape), device)
+        values = _share(nest, r, axis) if alone else [Part(r, k) for k in range(len(r.part_dtypes))]
+        for value in values:
+            buffer = Buffer(f"{name}_w{len(workspace)}", value.dtype, shape, contiguous_strides(shape), device)
             workspace.append(buffer)
             partial[r].append(buffer)
-            first.append(NestStore(buffer, tuple(a.poly() for a in axes), Part(r, k), frozenset(axes)))
-    head = Nest(tuple(first), (*nest.classes, chunk), nest.bound, (*outer, chunk), axis)
-    kernel = _scheduler(target)(head, target, {axis: (chunk, size)}).build(f"{name}_partial", group.origins)
-    tail = _finish(nest, chunk, partial)
+            first.append(NestStore(buffer, tuple(a.poly() for a in axes), value, frozenset(axes)))
+    if alone:
+        head, chunks = Nest(tuple(first), nest.classes, nest.bound, (*outer, axis)), None
+    else:
+        head = Nest(tuple(first), (*nest.classes, number), nest.bound, (*outer, number), axis)
+        chunks = {axis: (number, size)}
+    kernel = _scheduler(target)(head, target, chunks).build(f"{name}_partial", group.origins)
+    tail = _finish(nest, number, partial)
     finish = _scheduler(target)(tail, target).build(f"{name}_finish", group.origins)
     return ScheduledGroup((kernel, finish), tuple(workspace))
+
+
+def _share(nest: Nest, reduce: Reduce, axis: Axis) -> list[Expr]:
+    """The state of a reduction at one position of a class it runs over."""
+    here = {a: axis.poly() for a in reduce.over if nest.bound[a] is axis}
+    inputs = tuple(substitute_axes(v, here) for v in reduce.inputs)
+    if rest := tuple(a for a in reduce.over if a not in here):
+        inner = Reduce(reduce.monoid, inputs, rest)
+        return [Part(inner, k) for k in range(len(inner.part_dtypes))]
+    match reduce.monoid:
+        case "welford":
+            return [inputs[0], const(0.0, inputs[0].dtype), const(1.0, inputs[0].dtype)]
+        case "any" | "all":
+            return [pointwise("ne", inputs[0], const(0, inputs[0].dtype))]
+    return list(inputs)
 
 
 def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> int:
@@ -88,6 +110,9 @@ def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> i
     if any(carried(nest, r) for r in ends):
         return max(CARRIED_ROWS, -(-estimate(axis.extent) // (2 * target.processors)))
     taken = programs_of(nest, target)
+    domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in reductions(s.value for s in nest.stores))]
+    if max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):
+        return 1
     size = max(1, -(-estimate(axis.extent) // max(1, target.split_programs // max(1, taken))))
     if target.warp and strip_axis(nest, access_scores(nest)[0]) is axis:  # whole strips
         size = max(ROW_CHUNK if taken == numel(nest.outer) else COLUMN_CHUNK, power_above(size))

@@ -26,21 +26,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """A maximum, the sums that follow it, and each sum's h."""
+    """A maximum, the sums that follow it, each sum's h, and what else the second level has, for afterwards."""
 
     leader: Item
     followers: tuple[tuple[Item, Expr], ...]
+    others: tuple[Item, ...]
 
 
 def find_online(
     scheduler: NestScheduler, first: list[Item], second: list[Item], axes: frozenset[Axis]
 ) -> Online | None:
     """Whether two levels of one scope can share a pass over memory, and gain by it."""
-    if len(first) != 1 or not second or first[0].reduce is None or first[0].reduce.monoid != "max":
+    sweeping = [i for i in first if i.domain - axes]
+    if len(sweeping) != 1 or any(i.reduce is not None for i in first if i is not sweeping[0]):
         return None
-    if first[0].accumulator is not None:
+    leader = sweeping[0]
+    if leader.reduce is None or leader.reduce.monoid != "max" or leader.accumulator is not None:
         return None
-    leader = first[0]
     inner = leader.domain - axes
     size = product(a.extent for a in inner)
     row_bytes = max((e.buffer.dtype.bytes for e in postorder(leader.values) if isinstance(e, Load)), default=0)
@@ -48,17 +50,20 @@ def find_online(
         return None
     if len(scheduler.pieces(next(iter(inner)), [leader, *second])) > 1:
         return None
-    assert leader.reduce is not None
     result = Part(leader.reduce, 0)
     followers: list[tuple[Item, Expr]] = []
+    others = [i for i in first if i is not leader]
     for item in second:
-        if item.reduce is None or item.reduce.monoid != "sum" or item.domain - axes != inner or item.accumulator:
-            return None
+        if item.domain - axes != inner:
+            others.append(item)
+            continue
+        if item.reduce is None or item.reduce.monoid != "sum" or item.accumulator is not None:
+            return None  # it sweeps the row again in any case
         h = factor(item.values[0], result)
         if h is None or not holds(item.values[0], result, h):
             return None
         followers.append((item, h))
-    return Online(leader, tuple(followers))
+    return Online(leader, tuple(followers), tuple(others)) if followers else None
 
 
 def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]) -> None:

@@ -247,18 +247,19 @@ class NestScheduler:
         for number, level in enumerate(levels):
             if number < merged:
                 continue
-            following = levels[number + 1] if number + 1 < len(levels) else []
-            if not self._tiled and (online := find_online(self, level, following, axes)) is not None:
+            second = levels[number + 1] if number + 1 < len(levels) else []
+            if not self._tiled and (online := find_online(self, level, second, axes)) is not None:
                 sweep_online(self, online, axes)
                 merged = number + 2
-                continue
+                level = list(online.others)
             clusters: dict[tuple[frozenset[Axis], frozenset[Axis]], list[Item]] = {}
             for item in level:
                 nested = self._nested_axes([item], axes)
                 key = (frozenset() if nested else item.domain - axes, nested)
                 clusters.setdefault(key, []).append(item)
             for (inner, nested), cluster in clusters.items():
-                later = [i for following in levels[number + 1 :] for i in following if i.domain - axes == inner]
+                following = levels[max(number + 1, merged) :]
+                later = [i for level in following for i in level if i.domain - axes == inner]
                 self.keeping = {} if nested else self._keep(cluster, later, inner)
                 self._sweep(cluster, inner, nested, axes)
 
