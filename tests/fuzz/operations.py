@@ -246,7 +246,7 @@ VIEWS = (
     "{a}.movedim({e}, {f})",
     "{a}.T",
     "{a}.contiguous()",
-    "{a}.split(3, {e})[0]",
+    "{a}.split(({a}.shape[{e}] + 2) // 3 or 1, {e})[0]",  # a few pieces, however long it is
     "{a}.unflatten({e}, (1, -1))",
     "{a}.view_as({a})",
     "{a}.permute(*reversed(range({a}.dim())))",

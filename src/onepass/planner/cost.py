@@ -42,7 +42,7 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     outer = frozenset(nest.outer)
     reads: dict[Buffer, int] = {}
     vector = _vector(nest)
-    shared = 1 if vector is None else min(THREAD if target.warp else LOOP, estimate(vector.extent))
+    shared = 1 if vector is None else max(1, min(THREAD if target.warp else LOOP, estimate(vector.extent)))
     operations, nodes = 0.0, 0
     opened_values = opened(nest)
     for e in postorder(opened_values):
