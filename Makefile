@@ -43,7 +43,7 @@ GPU = PYTHONPATH=src:. ONEPASS_TEST_DEVICE=cuda ONEPASS_FUZZ_SECONDS=$(SECONDS) 
 gpu:
 	$(GPU) tests/gpu -k a_kernel_runs
 	$(GPU) -n $(WORKERS) --dist worksteal tests/gpu tests/fuzz/test_random_programs.py tests/fuzz/test_named.py \
-	  tests/opdb/test_opdb.py tests/backend/test_models.py
+	  tests/opdb/test_opdb.py tests/backend/test_models.py tests/tiles/test_accuracy.py
 
 gpu-sanitize:
 	PYTHONPATH=src:. $(GPU_PYTHON) -m tests.gpu.representative

@@ -185,6 +185,8 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
         case "widen" if isinstance(args[0], Pointwise) and args[0].op == "where":  # reach a narrow inside
             condition, *values = args[0].args
             return pointwise("where", condition, *(pointwise("widen", v, dtype=dtype) for v in values))
+        case "lt" | "ge" if (compared := _compare_words(op, *args)) is not None:
+            return compared
         case "where" if isinstance(args[0], Const):
             return args[1] if args[0].value else args[2]
         case "where" if args[1] is args[2]:
@@ -192,6 +194,17 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     if info.commutative and args[1].order < args[0].order:
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
+
+
+def _compare_words(op: str, drawn: Expr, limit: Expr) -> Expr | None:
+    """uniform(word) against a literal, as a comparison of the word: k / 2**24 < p where k < ceil(p * 2**24)."""
+    if not (isinstance(drawn, Pointwise) and drawn.op == "uniform" and isinstance(limit, Const)):
+        return None
+    bits = 24 if drawn.dtype is DType.F32 else 32
+    if not 0 < float(limit.value) < 1:
+        return None
+    first = math.ceil(float(limit.value) * (1 << bits)) << (32 - bits)
+    return pointwise(op, drawn.args[0], const(first, DType.U32)) if first < 1 << 32 else None
 
 
 def _cast_const(value: Const, dtype: DType) -> Expr:

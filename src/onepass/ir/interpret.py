@@ -342,6 +342,7 @@ def _scalar_functions() -> dict[str, Callable[..., Tensor]]:
         "floordiv": _division("floor"),
         "truncdiv": _division("trunc"),
         "pow": _pow,
+        "normal_16": torch.special.ndtr,
         "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
         "wrap_index": lambda index, size: _checked(torch.where(index < 0, index + size, index), size),
         "check_index": _checked,

@@ -85,11 +85,18 @@ _TANH_CUBE = 0.044715
 def gelu(ctx: Context, x: Ref, approximate: str = "none") -> Ref:
     v = ctx.read(x, ctx.out.dtype)
     if approximate == "tanh":
-        inner = _tanh_argument(ctx, v)
-        weight = pointwise("add", one(ctx), pointwise("tanh", inner))
+        weight = _mul(_number(ctx, 0.5), pointwise("add", one(ctx), pointwise("tanh", _tanh_argument(ctx, v))))
     else:
-        weight = pointwise("add", one(ctx), pointwise("erf", _mul(v, _number(ctx, math.sqrt(0.5)))))
-    return ctx.define(_mul(v, _number(ctx, 0.5), weight))
+        weight = _normal(ctx, v)
+    return ctx.define(_mul(v, weight))
+
+
+def _normal(ctx: Context, v: Expr) -> Expr:
+    """The normal distribution at v."""
+    if ctx.out.dtype.is_half:
+        return pointwise("normal_16", v)
+    twice = pointwise("add", one(ctx), pointwise("erf", _mul(v, _number(ctx, math.sqrt(0.5)))))
+    return _mul(_number(ctx, 0.5), twice)
 
 
 def _tanh_argument(ctx: Context, v: Expr) -> Expr:
@@ -108,7 +115,7 @@ def gelu_backward(ctx: Context, grad: Ref, x: Ref, *, approximate: str = "none")
         outer_slope = pointwise("sub", one(ctx), _mul(t, t))
         right = _mul(_mul(half, v), outer_slope, _mul(_number(ctx, _TANH_SCALE), inner_slope))
         return ctx.define(_mul(g, pointwise("add", left, right)))
-    cdf = _mul(half, pointwise("add", one(ctx), pointwise("erf", _mul(v, _number(ctx, math.sqrt(0.5))))))
+    cdf = _normal(ctx, v)
     density = _mul(_number(ctx, 1 / math.sqrt(2 * math.pi)), pointwise("exp", _mul(_mul(v, v), _number(ctx, -0.5))))
     return ctx.define(_mul(g, pointwise("add", cdf, _mul(v, density))))
 

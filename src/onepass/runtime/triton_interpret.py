@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -93,7 +93,7 @@ class _Library:
 
     _NAMES: ClassVar[dict[str, Callable[..., torch.Tensor]]] = {
         "pow": torch.pow, "rint": torch.round, "erfc": torch.special.erfc, "erfinv": torch.special.erfinv,
-        "lgamma": torch.lgamma,
+        "lgamma": torch.lgamma, "fast_dividef": torch.div,
     }  # fmt: skip
 
     def __init__(self, interpreter: Interpreter) -> None:
@@ -103,8 +103,9 @@ class _Library:
         function = self._NAMES.get(name) or getattr(torch, name)
 
         def call(*arguments: Any) -> Any:
-            tensors: Sequence[Any] = [torch.tensor(self._interpreter.data(a)) for a in arguments]
-            single = not any(a.type.is_block() for a in arguments)
-            return self._interpreter.tensor(function(*tensors).numpy(), arguments[0].dtype, single)
+            typed = [a for a in arguments if not isinstance(a, float)]
+            tensors = [torch.tensor(a if isinstance(a, float) else self._interpreter.data(a)) for a in arguments]
+            single = not any(a.type.is_block() for a in typed)
+            return self._interpreter.tensor(function(*tensors).numpy(), typed[0].dtype, single)
 
         return call
