@@ -325,7 +325,11 @@ class _Emitter(Emitter):
         if s.limit is not None:
             stop = f"min({stop}, {self.poly(s.limit)})"
         name = s.axis.name
-        stages = f", num_stages={self.kernel.stages}" if self.kernel.stages and _innermost(s) else ""
+        stages = (
+            f", num_stages={self.kernel.stages}"
+            if self.kernel.stages and _innermost(s) and s.extent is not Poly.ONE
+            else ""
+        )
         kind = "tl.range" if stages else "range"
         counter = f"{name}_" if self.kernel.wide else name
         self.line(f"for {counter} in {kind}(0, {stop}{stages}):")

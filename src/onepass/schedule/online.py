@@ -78,17 +78,18 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
     builder.locals.append(reference)
     builder.add(WriteLocal(reference, Poly.ZERO, const(lowest(dtype), dtype)))
     block = scheduler.online_block
-    count = Axis(builder.name("block"), (axis.extent + block - 1) // block)
-    with builder.block(scheduler.closer(count, "sweep")):
-        start = count * block
-        scheduler.strip_block(axis, block, start, [leader])
-        builder.here.parts[leader.reduce] = Finished(leader.accumulator)
-        for item, h in followers:
-            assert item.accumulator is not None
-            builder.add(Rescale(item.accumulator, _carry(scheduler, leader.reduce, reference, h)))
-        new = builder.emit(Part(leader.reduce, 0))
-        builder.add(WriteLocal(reference, Poly.ZERO, new))
-        scheduler.strip_block(axis, block, start, [item for item, _ in followers])
+    for first, blocks, whole in scheduler.spans(axis, block):
+        count = Axis(builder.name("block"), blocks)
+        with builder.block(scheduler.closer(count, "sweep")):
+            start = first + count * block
+            scheduler.strip_block(axis, block, start, [leader], whole)
+            builder.here.parts[leader.reduce] = Finished(leader.accumulator)
+            for item, h in followers:
+                assert item.accumulator is not None
+                builder.add(Rescale(item.accumulator, _carry(scheduler, leader.reduce, reference, h)))
+            new = builder.emit(Part(leader.reduce, 0))
+            builder.add(WriteLocal(reference, Poly.ZERO, new))
+            scheduler.strip_block(axis, block, start, [item for item, _ in followers], whole)
     for item in (leader, *(f for f, _ in followers)):
         assert item.reduce is not None and item.accumulator is not None
         builder.here.parts[item.reduce] = Finished(item.accumulator)

@@ -344,7 +344,11 @@ class NestScheduler:
         """The item with its accumulator set up in the current scope."""
         return self._with_accumulator(item, self._lanes(item, axes))
 
-    def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item]) -> None:
+    def spans(self, axis: Axis, size: int) -> list[tuple[Poly, Poly, bool]]:
+        """A class in blocks: where a run of them starts, how many there are, whether none crosses the end."""
+        return [(Poly.ZERO, (axis.extent + size - 1) // size, not (axis.extent % size).terms)]
+
+    def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item], whole: bool) -> None:
         """One strip over positions [start, start + size) of a class."""
         lanes = self._strip_lanes(items)
         lane = Axis(self.builder.name("lane"), Poly.of(lanes))
@@ -357,9 +361,9 @@ class NestScheduler:
         return ONLINE_BLOCK
 
     @staticmethod
-    def closer(axis: Axis, kind: str) -> Callable[[tuple[Statement, ...]], Statement]:
+    def closer(axis: Axis, kind: str, limit: Poly | None = None) -> Callable[[tuple[Statement, ...]], Statement]:
         """Turns statements into a plain loop."""
-        return _closer(axis, kind)
+        return _closer(axis, kind, limit=limit)
 
     def _run(self, item: Item, lanes: int) -> int:
         """How many elements enter one lane, at most."""

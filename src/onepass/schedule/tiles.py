@@ -33,6 +33,7 @@ from .builder import Finished, Kept
 from .sweeps import Item, NestScheduler
 from .tile_layout import TileLayout, choose_tiles
 
+PEELED = 8  # whole blocks from which a sweep's last block, which needs masks, is worth code of its own
 NARROW_ELEMENTS = 1 << 31  # offsets below this fit 32 bits
 
 
@@ -80,9 +81,11 @@ class TileScheduler(NestScheduler):
         self._bind_tile(axis, tile, lanes, start)
         return tile
 
-    def _bind_tile(self, axis: Axis, tile: Axis, lanes: int, start: Poly, within: tuple[Poly, ...] = ()) -> None:
-        """`within`: limits beside the end of the class, which itself is one unless lanes divide everything."""
-        whole = not (axis.extent % lanes).terms and nonnegative(axis.extent - 1) and not within
+    def _bind_tile(
+        self, axis: Axis, tile: Axis, lanes: int, start: Poly, within: tuple[Poly, ...] = (), whole: bool = False
+    ) -> None:
+        """`within`: limits beside the end of the class, which itself is one unless no tile crosses it (`whole`)."""
+        whole = whole or (not (axis.extent % lanes).terms and nonnegative(axis.extent - 1) and not within)
         self.builder.add(Tile(tile, lanes, () if whole else (*within, axis.extent - start)))
         self.builder.here.bindings[axis] = axis.poly()
         self.builder.here.physical[axis] = start + tile
@@ -147,28 +150,40 @@ class TileScheduler(NestScheduler):
 
     def _strip(self, items: list[Item], axis: Axis, then: Callable[[list[Item]], None] | None = None) -> None:
         """A sweep over tiles of `lanes` positions of a class, inside its chunk where it has one; `then` at each."""
-        lanes, start, extent, limit = self.layout.lanes, Poly.ZERO, axis.extent, None
+        lanes, limit, within = self.layout.lanes, None, Poly.ZERO
+        spans = self.spans(axis, lanes)
         if axis in self.chunks:
             chunk, size = self.chunks[axis]
-            start, extent = self.builder.resolve(chunk * size), Poly.of(size)
+            start = self.builder.resolve(chunk * size)
+            spans = [(start, Poly.of(-(-size // lanes)), False)]
             if (axis.extent % size).terms:
                 limit = (axis.extent - start + lanes - 1) // lanes
-        loop = Axis(self.builder.name("i"), (extent + lanes - 1) // lanes)
-        within = (extent - loop * lanes,) if axis in self.chunks and (extent % lanes).terms else ()
-        with self.builder.block(lambda body: Loop(loop, loop.extent, "sweep", body, limit=limit)):
-            self._bind_tile(axis, self.lane, lanes, start + loop * lanes, within)
-            if then is not None:
-                then(items)
-            else:
-                self._point(items, self.lane.poly())
+            within = Poly.of(size) if size % lanes else Poly.ZERO
+        for start, count, whole in spans:
+            loop = Axis(self.builder.name("i"), count)
+            inside = (within - loop * lanes,) if within.terms else ()
+            with self.builder.block(self.closer(loop, "sweep", limit)):
+                self._bind_tile(axis, self.lane, lanes, start + loop * lanes, inside, whole)
+                if then is not None:
+                    then(items)
+                else:
+                    self._point(items, self.lane.poly())
+
+    def spans(self, axis: Axis, size: int) -> list[tuple[Poly, Poly, bool]]:
+        """Many blocks run without masks; the one that crosses the end comes after them."""
+        extent = axis.extent.constant
+        if extent is None or extent // size < PEELED or not extent % size:
+            return super().spans(axis, size)
+        full = extent // size
+        return [(Poly.ZERO, Poly.of(full), True), (Poly.of(full * size), Poly.ONE, False)]
 
     def started(self, item: Item, axes: frozenset[Axis]) -> Item:
         """One state for the whole tile: carrying one to a new reference is cheaper than carrying every lane's."""
         return self._with_accumulator(item, self.layout.lanes, whole=True)
 
-    def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item]) -> None:
+    def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item], whole: bool) -> None:
         if axis not in self.builder.here.bindings:
-            self._bind_tile(axis, self.lane, size, start)
+            self._bind_tile(axis, self.lane, size, start, whole=whole)
         self._point(items, self.lane.poly())
 
     @property
