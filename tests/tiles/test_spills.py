@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 
 import onepass
 from onepass.ir.source import KernelSource
+from onepass.ir.target import find_target
 
 pytest.importorskip("triton")
 from onepass.runtime import triton_kernels
+from onepass.runtime.cubin import cubin_resources
 
 FREE = {"strict": True, "cache": False}
 
@@ -52,3 +55,45 @@ def test_less_is_fused_where_every_schedule_spills(monkeypatch: pytest.MonkeyPat
     assert len(graph.kernels) > 1
     assert all(k.spilled_bytes == 0 for k in graph.kernels)
     assert any("operations, limit" in d.reason for d in graph.decisions if not d.accepted)
+
+
+SPILLING = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def onepass_kernel(out0, in1):
+    t = tl.arange(0, LANES)
+    a = tl.load(in1 + t)
+    b = tl.load(in1 + LANES + t)
+    total = tl.sum(a * b, 0)  # both are needed again
+    tl.store(out0 + t, a * total + b)
+"""
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("spills", [False, True])
+def test_registers_are_read_from_the_binary(target: str, spills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binary's own numbers are the assembler's; where it has a stack, the assembler is asked for spills."""
+    asked: list[tuple[int, int]] = []
+    real = triton_kernels._ask_assembler
+
+    def ask(ptx: str, chip: Any) -> tuple[int, int]:
+        asked.append(real(ptx, chip))
+        return asked[-1]
+
+    text = SPILLING.replace("LANES", "8192" if spills else "512")
+    source = KernelSource("k", "triton", text, "onepass_kernel", f"spilling{spills}{target}", 2, 0, False)
+    source = replace(source, signature=("*fp32", "*fp32"), warps=1, stages=1)
+    monkeypatch.setattr(triton_kernels, "_ask_assembler", ask)
+    built = triton_kernels.read_binary(triton_kernels.build_binary(source, find_target(target)))
+    assert len(asked) == spills and (built.spills > 0) == spills
+    from_binary = cubin_resources(built.binary)
+    assert from_binary[0] == built.registers and bool(from_binary[1]) == spills
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF\x02", b"\x7fELF\x02" + bytes(80), b"nonsense" * 20])
+def test_a_binary_that_is_none(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"ELF|section"):
+        cubin_resources(data)

@@ -25,6 +25,7 @@ from ..errors import KernelBuildError
 from ..ir.source import KernelSource
 from ..ir.target import Target
 from .builders import prelude_digest
+from .cubin import cubin_resources
 from .driver import Driver, driver
 from .scratch import scratch_folder
 from .toolchain import find_toolchain
@@ -167,7 +168,12 @@ def _resources(compiled: Any, target: Target) -> tuple[int, int]:
         vector = re.search(r"\.vgpr_count:\s+(\d+)", text)
         spilled = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
         return int(vector.group(1)) if vector else 0, 4 * int(spilled.group(1)) if spilled else 0
-    return _ask_assembler(compiled.asm["ptx"], target)
+    try:
+        registers, stack = cubin_resources(compiled.asm["cubin"])
+    except ValueError:
+        return _ask_assembler(compiled.asm["ptx"], target)
+    # Only the assembler tells spills from other uses of the stack; it takes as long again as building did.
+    return _ask_assembler(compiled.asm["ptx"], target) if stack else (registers, 0)
 
 
 def _ask_assembler(ptx: str, target: Target) -> tuple[int, int]:
