@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from ..analysis.access import numel, storage_bytes
 from ..analysis.inline import reductions
-from ..analysis.nest import Refusal, analyse
+from ..analysis.legality import analyse
+from ..analysis.nest import Refusal
 from ..ir.expr import Expr, Load, Pointwise, Random, postorder
 from ..ir.ops import OPS
 from ..ir.options import Options

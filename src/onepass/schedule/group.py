@@ -10,19 +10,8 @@ from dataclasses import replace
 
 from ..analysis.access import estimate, numel, power_above
 from ..analysis.inline import reductions
-from ..analysis.nest import (
-    CARRIED_ROWS,
-    Nest,
-    NestStore,
-    Refusal,
-    analyse,
-    carried,
-    collapse,
-    direct_reductions,
-    outer_axes,
-    programs_of,
-    sweeps,
-)
+from ..analysis.legality import CARRIED_ROWS, analyse, collapsed, outer_axes, programs_of
+from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
 from ..errors import VerifyError
 from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import ScheduledGroup
@@ -50,7 +39,7 @@ def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) 
     nest = analyse(group.stores, target)
     if isinstance(nest, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")
-    nest = collapse(nest, target)
+    nest = collapsed(nest, target)
     if nest.split is None:
         return ScheduledGroup((_scheduler(target)(nest, target).build(name, group.origins),))
     return _split(nest, nest.split, group, target, name)
@@ -61,7 +50,7 @@ def _scheduler(target: Target) -> type[NestScheduler]:
 
 
 def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> ScheduledGroup:
-    ends = [r for r in reductions(s.value for s in nest.stores) if sweeps(nest, r, axis)]
+    ends = [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
     outer, device = nest.outer, nest.stores[0].buffer.device
     size = _chunk_size(nest, axis, ends, target)
     alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
@@ -71,7 +60,7 @@ def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> S
     partial: dict[Reduce, list[Buffer]] = {}
     for r in ends:
         partial[r] = []
-        axes = (*outer, number, *carried(nest, r))
+        axes = (*outer, number, *nest.carried(r))
         shape = tuple(a.extent for a in axes)
         values = _share(nest, r, axis) if alone else [Part(r, k) for k in range(len(r.part_dtypes))]
         for value in values:
@@ -107,7 +96,7 @@ def _share(nest: Nest, reduce: Reduce, axis: Axis) -> list[Expr]:
 
 def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> int:
     """Positions of the split class that one program takes."""
-    if any(carried(nest, r) for r in ends):
+    if any(nest.carried(r) for r in ends):
         return max(CARRIED_ROWS, -(-estimate(axis.extent) // (2 * target.processors)))
     taken = programs_of(nest, target)
     domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in reductions(s.value for s in nest.stores))]
@@ -126,7 +115,7 @@ def _finish(nest: Nest, chunk: Axis, partial: dict[Reduce, list[Buffer]]) -> Nes
     over = Axis("chunk.r", chunk.extent)
     bound[over] = Axis("chunk.c", chunk.extent)
     for r, buffers in partial.items():
-        at = tuple(a.poly() for a in (*nest.outer, over, *carried(nest, r)))
+        at = tuple(a.poly() for a in (*nest.outer, over, *nest.carried(r)))
         loads = tuple(Load(b, at) for b in buffers)
         monoid = "welford_merge" if r.monoid == "welford" else r.monoid
         merged[r] = Reduce(monoid, loads, (over,))

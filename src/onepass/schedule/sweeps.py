@@ -15,7 +15,7 @@ from typing import Any
 from ..analysis.access import estimate, flat_offset
 from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest, NestStore, carried, provable, sweeps
+from ..analysis.nest import Nest, NestStore, provable
 from ..analysis.refine import polys_of
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
@@ -149,8 +149,8 @@ class NestScheduler:
     def _program(self, items: list[Item], axes: frozenset[Axis]) -> None:
         """Everything a program does. Where a split's reductions have states inside it, they go from row to row."""
         split = self.nest.split
-        ends = [r for r in reductions(v for i in items for v in i.values) if split and sweeps(self.nest, r, split)]
-        if split is None or not any(carried(self.nest, r) for r in ends):
+        ends = [r for r in reductions(v for i in items for v in i.values) if split and self.nest.sweeps(r, split)]
+        if split is None or not any(self.nest.carried(r) for r in ends):
             self._scope(items, axes)
             return
         carriers = [self._carrier(r) for r in ends]
@@ -163,7 +163,7 @@ class NestScheduler:
 
     def _carrier(self, reduce: Reduce) -> Item:
         """A reduction over the split class, its states set up for the whole program."""
-        inside = carried(self.nest, reduce)
+        inside = self.nest.carried(reduce)
         states = product(a.extent for a in inside).constant
         assert states is not None
         item = self._opened(reduce)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest, carried, held_limit, sweeps
+from ..analysis.legality import held_limit
+from ..analysis.nest import Nest
 from ..ir.expr import Load, postorder
 from ..ir.poly import Axis
 from ..ir.target import Target
@@ -103,7 +104,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
 def carrying(nest: Nest) -> Axis | None:
     """The split class, where programs carry states from one position of it to the next."""
     ends = reductions(s.value for s in nest.stores)
-    if nest.split is not None and any(sweeps(nest, r, nest.split) and carried(nest, r) for r in ends):
+    if nest.split is not None and any(nest.sweeps(r, nest.split) and nest.carried(r) for r in ends):
         return nest.split
     return None
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..analysis.access import numel, power_above
-from ..analysis.nest import carried, direct_reductions
+from ..analysis.nest import direct_reductions
 from ..ir.expr import Expr, Part, Reduce
 from ..ir.kernel import (
     Accumulate,
@@ -93,7 +93,7 @@ class TileScheduler(NestScheduler):
     # --- states that go from row to row ---
 
     def _carrier(self, reduce: Reduce) -> Item:
-        held = tuple(self.held[a] for a in carried(self.nest, reduce))
+        held = tuple(self.held[a] for a in self.nest.carried(reduce))
         item = self._opened(reduce)
         striped = (self.lane,) if self.layout.lanes > 1 and reduce.monoid != "welford" else ()
         accumulator = Accumulator(

@@ -1,0 +1,180 @@
+"""Can a group be one kernel, and which classes does each program own?
+
+In: stores with inlined values. Out: a `Nest` or a `Refusal` with the reason. The planner asks for legality, the
+schedule builds loops from the same answer. Where the outer classes give too few programs, a reduced class is
+split: programs share it out and a second kernel finishes their partial results.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..ir.expr import Load, Reduce, postorder
+from ..ir.plan import Store
+from ..ir.poly import Axis, Poly
+from ..ir.target import Target
+from .access import estimate, flat_offset, numel, tile_elements
+from .collapse import collapse
+from .inline import reductions
+from .nest import Nest, Refusal, direct_reductions, offsets
+from .unify import unify
+
+SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
+CARRIED_ROWS = 8  # the least a program gets where it carries states from row to row: its partial result costs as much
+
+
+def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
+    """Unify axes, find the outer ones, decide on a split."""
+    nest = unify(list(stores))
+    outer = outer_axes(nest)
+    nest = Nest(nest.stores, nest.classes, nest.bound, outer)
+    reduces = reductions(s.value for s in nest.stores)
+    if not reduces:
+        return nest
+    if (unreadable := _unreadable(nest)) is not None:
+        return Refusal(unreadable)
+    crossing = _crossing(nest)
+    work = max(numel(nest.domain_of(r)) for r in reduces)
+    work = max([work, *(numel(s.domain) for s in nest.stores)])
+    if crossing is None and (work <= SERIAL_ELEMENTS or programs_of(nest, target) >= 2 * target.processors):
+        return nest
+    if crossing is not None and work <= SERIAL_ELEMENTS:
+        return Refusal(crossing)
+    found = _split(nest, reduces, work, target)
+    if isinstance(found, Refusal) and any(len(r.over) > 1 for r in reduces):
+        merged = collapse(nest)
+        found = _split(merged, reductions(s.value for s in merged.stores), work, target)
+    return Refusal(crossing) if crossing is not None and isinstance(found, Refusal) else found
+
+
+def collapsed(nest: Nest, target: Target) -> Nest:
+    """The nest with neighbouring classes merged; a split is chosen anew among the merged ones."""
+    if nest.split is None:
+        return collapse(nest)
+    merged = collapse(replace(nest, split=None))
+    reduces = reductions(s.value for s in merged.stores)
+    again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces), target)
+    return nest if isinstance(again, Refusal) else again
+
+
+def programs_of(nest: Nest, target: Target) -> int:
+    """How many programs the outer classes give; one takes several positions of a contiguous class."""
+    programs = numel(nest.outer)
+    if target.columns > 1:
+        for e in postorder([s.value for s in nest.stores]):
+            if isinstance(e, Load) and e.axes - frozenset(nest.outer):
+                offset = flat_offset(e.buffer, e.index)
+                if any(c is Poly.ONE for a in nest.outer if (c := offset.coefficient(a)) is not None):
+                    return max(1, programs // target.columns)
+    return programs
+
+
+def outer_axes(nest: Nest) -> tuple[Axis, ...]:
+    reduces = reductions(s.value for s in nest.stores)
+    swept = {c for r in reduces for c in (nest.bound[a] for a in r.over)}
+    shared = frozenset(nest.classes) - swept
+    for s in nest.stores:
+        shared &= s.domain
+    for r in reduces:
+        shared &= r.axes
+    return tuple(c for c in nest.classes if c in shared)
+
+
+def _crossing(nest: Nest) -> str | None:
+    """Reductions nest where, within one store, the axes they depend on form a chain; else only a split carries them."""
+    outer = frozenset(nest.outer)
+    for s in nest.stores:
+        free = {r: frozenset(nest.bound.get(a, a) for a in r.axes) - outer for r in reductions([s.value])}
+        chain = sorted(set(free.values()), key=len)
+        for small, large in itertools.pairwise(chain):
+            if not small <= large:
+                names = " and ".join(str(sorted(map(repr, x))) for x in (small, large))
+                return f"reductions over crossing axes {names} have no common program"
+    return None
+
+
+def _unreadable(nest: Nest) -> str | None:
+    outer = frozenset(nest.outer)
+    for s in nest.stores:
+        for r in direct_reductions([s.value]):
+            if not frozenset(nest.bound.get(a, a) for a in r.axes) - outer <= s.domain:
+                return "a reduction varies over an axis its reader does not have"
+    return None
+
+
+def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest | Refusal:
+    """Too few programs: share a reduced class out over programs, if one kernel plus a finish can do it."""
+    too_few = f"{numel(nest.outer)} programs for {work} elements"
+    swept = [c for c in nest.classes if any(nest.sweeps(r, c) for r in reduces)]
+    roots = [r for r in reduces if r not in {x for other in reduces for x in reductions(other.inputs)}]
+    swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), -estimate(c.extent)))
+    reason = ", and the reductions share no axis to split"
+    for axis in swept:
+        found = _cannot_split(nest, axis, reduces, work, target)
+        if found is None:
+            return replace(nest, split=axis)
+        reason = reason if axis is not swept[0] else found
+    return Refusal(too_few + reason)
+
+
+def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, target: Target) -> str | None:
+    """Why a class cannot be shared out: each reduction runs over it, or is one of a position of it."""
+    inside = {x for r in reduces for x in reductions(r.inputs)}
+    ends = [r for r in reduces if nest.sweeps(r, axis)]
+    for r in reduces:
+        if r in inside and axis not in {nest.bound.get(a, a) for a in r.axes}:
+            return ": a chain of reductions over one axis cannot be split in one pass"
+        if r not in ends and axis not in {nest.bound.get(a, a) for a in r.axes}:
+            return ", and the reductions share no axis to split"
+    if (reason := _cannot_carry(nest, axis, ends, target)) is not None:
+        return reason
+    for s in nest.stores:
+        direct = direct_reductions([s.value])
+        depends = any(r in ends for r in direct)
+        if depends and axis in s.domain:
+            return ": the result of a split reduction is needed again over the split axis"
+        if depends and numel(s.domain) * 16 > work:
+            return ": a split reduction cannot also write a large result"
+        if depends and not all(r in ends for r in direct):
+            return ": the result of a split reduction meets another one"
+        if not depends and axis not in s.domain:
+            return ": a store beside the split reduction lacks its axis"
+    return "" if estimate(axis.extent) < 2 else None
+
+
+def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> str | None:
+    """A norm's backward reduces each row and sums columns over rows: programs carry the columns' states from
+    row to row. They must fit, and rows must be many."""
+    states = {r: numel(nest.carried(r)) for r in ends if nest.carried(r)}
+    if not states:
+        return None
+    inner = frozenset(nest.classes) - frozenset((*nest.outer, axis))
+    if any(a.extent.constant is None for a in inner) or any(len(r.over) > 1 for r in ends):
+        return ": partial results would not fit one program"
+    for offset in offsets(nest):
+        along = {nest.bound.get(a, a): offset.coefficient(a) for a in offset.axes}
+        if along.get(axis) is Poly.ONE and along.keys() & inner:
+            return ": rows are not contiguous"
+    if target.warp:
+        fits = tile_elements(inner) <= held_limit(nest, inner, target)
+    else:
+        fits = (
+            sum(count * sum(d.bytes for d in r.part_dtypes) for r, count in states.items()) <= target.cache_bytes // 2
+        )
+    if not fits:
+        return ": partial results would not fit one program"
+    if estimate(axis.extent) < CARRIED_ROWS * target.processors:
+        return (
+            f": {estimate(axis.extent)} rows are too few to share out, each program with {max(states.values())} states"
+        )
+    return None
+
+
+def held_limit(nest: Nest, inner: frozenset[Axis], target: Target) -> int:
+    """How many positions of the inner classes a tile program can hold beside one another's values."""
+    values = [s.value for s in nest.stores]
+    bound = inner | {a for a, c in nest.bound.items() if c in inner}
+    live = len({e for e in postorder(values) if isinstance(e, Load) and e.axes & bound})
+    return target.held_elements * 4 // max(4, live + len(reductions(values)))
