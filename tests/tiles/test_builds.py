@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
@@ -73,3 +74,31 @@ def test_explain_for_an_absent_chip_still_computes() -> None:
     x = torch.randn(8, 100, requires_grad=True)
     e = onepass.explain(lambda x: x.softmax(-1).square().sum(), x, target="sm_90", options=FREE)
     assert {g.direction for g in e.graphs} == {"forward", "backward"}
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, requires_grad=True)
+
+
+# name -> function, arguments, kernels of the backward
+TRAINING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]] = {
+    "LayerNorm": (
+        lambda x, w, b: F.layer_norm(x, (4096,), w, b), lambda: (bf16(16384, 4096), bf16(4096), bf16(4096)), 2),
+    "RMSNorm": (lambda x, w: F.rms_norm(x, (8192,), w), lambda: (bf16(16384, 8192), bf16(8192)), 2),
+    "bias + GELU": (lambda x, b: F.gelu(x + b), lambda: (bf16(16384, 4096), bf16(4096)), 2),
+    "cross-entropy": (
+        F.cross_entropy, lambda: (bf16(8192, 128256), torch.zeros(8192, dtype=torch.int64)), 3),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_steps_at_real_sizes(name: str, target: str) -> None:
+    """One pass over memory each way, with the finish of what is split, and no spill on any chip."""
+    function, arguments, most = TRAINING[name]
+    with FakeTensorMode():
+        e = onepass.explain(function, *arguments(), target=target, options=FREE)
+    kernels = {g.direction: g.kernels for g in e.graphs}
+    assert len(kernels["backward"]) <= most, [k.name for k in kernels["backward"]]
+    assert all(k.spilled_bytes == 0 and k.registers > 0 for g in e.graphs for k in g.kernels)

@@ -18,7 +18,7 @@ from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
 from .collapse import collapse
 from .inline import reductions
-from .nest import Nest, Refusal, direct_reductions, offsets
+from .nest import Nest, Refusal, direct_reductions, offsets, opened
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
@@ -158,7 +158,9 @@ def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) ->
         if along.get(axis) is Poly.ONE and along.keys() & inner:
             return ": rows are not contiguous"
     if target.warp:
-        fits = tile_elements(inner) <= held_limit(nest, inner, target)
+        loads = {e for e in postorder(opened(nest)) if isinstance(e, Load) and e.axes & inner}
+        values = len(loads) + len(reductions(s.value for s in nest.stores))
+        fits = tile_elements(inner) <= target.held_elements * 4 // max(4, values)
     else:
         fits = (
             sum(count * sum(d.bytes for d in r.part_dtypes) for r, count in states.items()) <= target.cache_bytes // 2
@@ -170,11 +172,3 @@ def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) ->
             f": {estimate(axis.extent)} rows are too few to share out, each program with {max(states.values())} states"
         )
     return None
-
-
-def held_limit(nest: Nest, inner: frozenset[Axis], target: Target) -> int:
-    """How many positions of the inner classes a tile program can hold beside one another's values."""
-    values = [s.value for s in nest.stores]
-    bound = inner | {a for a, c in nest.bound.items() if c in inner}
-    live = len({e for e in postorder(values) if isinstance(e, Load) and e.axes & bound})
-    return target.held_elements * 4 // max(4, live + len(reductions(values)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.access import estimate, numel, power_above
+from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.inline import reductions
 from ..analysis.legality import CARRIED_ROWS, analyse, collapsed, outer_axes, programs_of
 from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
@@ -26,6 +26,7 @@ from .tiles import TileScheduler
 
 ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
 PROGRAM_ELEMENTS = 1 << 15  # work enough for a program of its own
+CARRIED_ELEMENTS = 8192  # of the rows that the programs of one processor hold at once
 
 
 def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) -> ScheduledGroup:
@@ -33,13 +34,13 @@ def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) 
 
     Later candidates keep fewer values per thread: for a group whose first kernel spilled registers.
     """
-    if candidate:
-        held, each = target.held_elements >> (2 * candidate - 2), target.thread_elements >> (candidate + 1)
-        target = replace(target, held_elements=held, thread_elements=each)
     nest = analyse(group.stores, target)
     if isinstance(nest, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")
     nest = collapsed(nest, target)
+    if candidate:
+        held, each = target.held_elements >> (2 * candidate - 2), target.thread_elements >> (candidate + 1)
+        target = replace(target, held_elements=held, thread_elements=each)
     if nest.split is None:
         return ScheduledGroup((_scheduler(target)(nest, target).build(name, group.origins),))
     return _split(nest, nest.split, group, target, name)
@@ -97,7 +98,9 @@ def _share(nest: Nest, reduce: Reduce, axis: Axis) -> list[Expr]:
 def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> int:
     """Positions of the split class that one program takes."""
     if any(nest.carried(r) for r in ends):
-        return max(CARRIED_ROWS, -(-estimate(axis.extent) // (2 * target.processors)))
+        inner = [c for c in nest.classes if c not in (*nest.outer, axis)]
+        each = max(1, min(4, CARRIED_ELEMENTS // tile_elements(inner))) if target.warp else 2
+        return max(CARRIED_ROWS, -(-estimate(axis.extent) // (each * target.processors)))
     taken = programs_of(nest, target)
     domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in reductions(s.value for s in nest.stores))]
     if max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.inline import reductions
-from ..analysis.legality import held_limit
 from ..analysis.nest import Nest
 from ..ir.expr import Load, postorder
 from ..ir.poly import Axis
@@ -23,6 +22,7 @@ LONG_ROW = 32768
 COLUMN_LANES, NARROW_COLUMN = 128, 16  # narrower ones leave parts of a memory sector unused
 TRANSPOSE_BLOCK = 64
 MAX_WARPS = 16
+CARRIED_ELEMENTS = 16  # of a row per thread, where states stay in registers from row to row
 TILE_AXES = 3
 
 
@@ -70,7 +70,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
     )
     columns = best is not None and best in outer and bool(inner)
     rows = carrying(nest)
-    held = _held(nest, [a for a in inner if a is not rows], chunks, columns, target)
+    held = _held(nest, inner, chunks, columns, target) if rows is None else tuple(a for a in inner if a is not rows)
     blocks: dict[Axis, int] = {}
     lanes = 1
     if rows is not None:
@@ -95,7 +95,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
     for block in blocks.values():
         elements *= block
     per_thread = 32 if elements >= 4 * 1024 * (1 if lanes > 1 else 2) else 16 if elements >= 1024 else 8
-    per_thread = min(per_thread, target.thread_elements)
+    per_thread = min(per_thread, CARRIED_ELEMENTS if rows is not None else per_thread, target.thread_elements)
     warps = min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
     stages = 3 if lanes > 1 or rows is not None else 0
     return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages)
@@ -136,7 +136,10 @@ def _held(
         return ()
     if any(a.extent.constant is None for a in inner):
         return ()
-    limit = 64 if columns else held_limit(nest, frozenset(inner), target)
+    values = [s.value for s in nest.stores]
+    bound = frozenset(inner) | {a for a, c in nest.bound.items() if c in inner}
+    live = len({e for e in postorder(values) if isinstance(e, Load) and e.axes & bound})
+    limit = 64 if columns else target.held_elements * 4 // max(4, live + len(reductions(values)))
     return tuple(inner) if tile_elements(inner) <= limit else ()
 
 
