@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="compile several real workloads, check them, time them beside eager")
     demo.set_defaults(command=_demo)
     bench = commands.add_parser(
-        "bench", help="CPU speed beside eager and Inductor (from a source folder)", add_help=False
+        "bench", help="speed beside eager, Inductor and XLA (from a source folder)", add_help=False
     )
     bench.set_defaults(command=_bench)
     cache = commands.add_parser("cache", help="the persistent cache: its size, its folder, clear it")
@@ -126,9 +126,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    if not (_SOURCE_FOLDER / "benchmarks" / "cpu.py").is_file():
+    if not (_SOURCE_FOLDER / "benchmarks" / "__main__.py").is_file():
         raise UnusableProgram("the benchmarks are not installed", "Run `onepass bench` from a source folder")
-    command = [sys.executable, "-m", "benchmarks.cpu", *arguments.rest]
+    command = [sys.executable, "-m", "benchmarks", *arguments.rest]
     paths = [str(_SOURCE_FOLDER / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return subprocess.run(command, cwd=_SOURCE_FOLDER, env=environment, check=False).returncode
