@@ -161,10 +161,9 @@ def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) ->
         loads = {e for e in postorder(opened(nest)) if isinstance(e, Load) and e.axes & inner}
         values = len(loads) + len(reductions(s.value for s in nest.stores))
         fits = tile_elements(inner) <= target.held_elements * 4 // max(4, values)
-    else:
-        fits = (
-            sum(count * sum(d.bytes for d in r.part_dtypes) for r, count in states.items()) <= target.cache_bytes // 2
-        )
+    else:  # arrays on a thread's stack; a long sum keeps what its additions lose beside it
+        needed = sum(2 * count * sum(d.bytes for d in r.part_dtypes) for r, count in states.items())
+        fits = needed <= target.cache_bytes // 2
     if not fits:
         return ": partial results would not fit one program"
     if estimate(axis.extent) < CARRIED_ROWS * target.processors:
