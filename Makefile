@@ -21,7 +21,7 @@ help:
 	@echo "make golden   regenerate the golden files"
 	@echo "make fuzz     N=5000 random programs from SEED=0 (resumes where it stopped)"
 	@echo "make opdb     every sample of torch's operator database (resumes where it stopped)"
-	@echo "make bench    CPU speed beside eager and Inductor"
+	@echo "make bench    speed beside eager, Inductor, XLA and hand-written kernels, on the GPU if there is one"
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -73,7 +73,7 @@ opdb: $(STAMP)
 	$(BIN)/python -m tests.opdb --workers $(WORKERS)
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.cpu
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-SYSTEMS = ("eager", "inductor", "onepass", "aot_eager")
+from .workloads import Prepared, Workload, is_float
+
+SYSTEMS = ("eager", "inductor", "inductor-max", "xla", "hand", "onepass")
+TORCH_SYSTEMS = ("eager", "inductor", "inductor-max", "onepass")
 
 # Freed pages go back to the process, not to the kernel: otherwise page faults of fresh outputs
 # dominate every system alike.
@@ -21,20 +29,151 @@ MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALL
 # One thread per core for every system: left to itself the kernel may wake both threads on one core and
 # part them only at its next tick, so that every time is a multiple of 4 ms.
 THREADS = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
-ENVIRONMENT = {**MALLOC, **THREADS}
+ENVIRONMENT = {**MALLOC, **THREADS, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # JAX leaves the GPU to the others
+
+
+def _own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own, so that systems do not share Dynamo's cache entries."""
+    if not isinstance(function, FunctionType):
+        return function
+    return FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__,
+    )  # fmt: skip
 
 
 def compiled(system: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as that system runs it."""
+    """The function as one of torch's systems runs it."""
     if system == "eager":
         return function
-    options = None
+    options: dict[str, Any] = {"backend": system}
+    if system == "inductor-max":
+        options = {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}
     if system == "onepass":
         import onepass  # noqa: F401  (registers the backend when run from the source folder)
 
-        options = {"strict": True}  # a graph that quietly ran as eager would be no measurement
-    result: Callable[..., Any] = torch.compile(function, backend=system, options=options)
+        options["options"] = {"strict": True}  # a graph that quietly ran as eager would be no measurement
+    result: Callable[..., Any] = torch.compile(_own_copy(function), dynamic=False, **options)
     return result
+
+
+def cache_variables(folder: str, system: str) -> dict[str, str]:
+    """Where a system's caches go, each in a folder of its own."""
+    return {
+        "ONEPASS_CACHE_DIR": f"{folder}/{system}/onepass",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/{system}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/{system}/triton",
+        "JAX_COMPILATION_CACHE_DIR": f"{folder}/{system}/xla",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A workload as a system runs it: `call` is what is timed, `values` gives its outputs as tensors."""
+
+    call: Callable[[], Any]
+    values: Callable[[], tuple[Tensor, ...]]
+
+
+def runner(system: str, prepared: Prepared) -> Runner:
+    """The workload as that system runs it; nothing is compiled yet."""
+    if system == "xla":
+        return _xla_runner(prepared)
+    if system == "hand":
+        from . import hand
+
+        function = getattr(hand, prepared.workload.hand)
+    else:
+        function = compiled(system, prepared.workload.function)
+
+    def call() -> tuple[Tensor, ...]:
+        return prepared.call(function)
+
+    return Runner(call, call)
+
+
+def _xla_runner(prepared: Prepared) -> Runner:
+    import jax
+
+    from . import jax_functions
+
+    workload, function = prepared.workload, getattr(jax_functions, prepared.workload.jax)
+    arguments = [_to_jax(a) for a in prepared.arguments]
+    if workload.random:
+        arguments.insert(0, jax.random.key(0))
+    if workload.train:
+        wanted = [n for n, a in enumerate(prepared.arguments) if is_float(a)]
+        arguments.append(_to_jax(prepared.gradient))
+        function = _with_backward(function, wanted)
+    jitted = jax.jit(function)
+
+    def call() -> Any:
+        return jax.block_until_ready(jitted(*arguments))
+
+    def values() -> tuple[Tensor, ...]:
+        outputs = call()
+        return tuple(torch.from_dlpack(o) for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+    return Runner(call, values)
+
+
+def _with_backward(function: Callable[..., Any], wanted: list[int]) -> Callable[..., Any]:
+    """The function and the gradients of some arguments, in JAX; the output's gradient is the last argument."""
+    import jax
+
+    def both(*arguments: Any) -> tuple[Any, ...]:
+        *given, gradient = arguments
+
+        def of_wanted(*values: Any) -> Any:
+            filled = list(given)
+            for position, value in zip(wanted, values, strict=True):
+                filled[position] = value
+            return function(*filled)
+
+        output, backward = jax.vjp(of_wanted, *(given[n] for n in wanted))
+        return output, *backward(gradient)
+
+    return both
+
+
+def _to_jax(value: Any) -> Any:
+    import jax
+
+    tensor = value.detach()
+    return jax.dlpack.from_dlpack(tensor.int() if tensor.dtype is torch.int64 else tensor)
+
+
+def missing(system: str, device: str) -> str:
+    """Why a system cannot run on this device at all; empty if it can."""
+    if system == "hand":
+        if device != "cuda":
+            return "the hand-written kernels need a GPU"
+        return "" if importlib.util.find_spec("triton") else "Triton is not installed"
+    if system != "xla":
+        return ""
+    try:
+        import jax
+
+        jax.devices("gpu" if device == "cuda" else "cpu")
+    except Exception as error:
+        return first_line(error)
+    return ""
+
+
+def skipped(system: str, workload: Workload) -> str:
+    """Why a system has nothing to run for a workload; empty if it has."""
+    if system == "xla" and not workload.jax:
+        return "not written in JAX"
+    if system == "hand" and not workload.hand:
+        return "no kernel written by hand"
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    """An error's class and first line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
 
 
 def same_environment(module: str) -> None:
@@ -45,10 +184,16 @@ def same_environment(module: str) -> None:
     os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ENVIRONMENT})
 
 
-def facts() -> dict[str, Any]:
+def result_name(device: str) -> str:
+    """The stem of the result files: `cpu`, or the chip's name."""
+    return "cpu" if device == "cpu" else torch.cuda.get_device_name().lower().replace(" ", "-")
+
+
+def facts(device: str) -> dict[str, Any]:
     """Hardware, versions and date, for the result files."""
-    return {
+    found = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": _processor() if device == "cpu" else torch.cuda.get_device_name(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -61,6 +206,18 @@ def facts() -> dict[str, Any]:
         "onepass": _output_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
         "environment": ENVIRONMENT,
     }
+    for package in ("triton", "jax"):
+        found[package] = _version(package)
+    if device == "cuda":
+        found["device_memory_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30)
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _processor() -> str:

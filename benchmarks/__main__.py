@@ -1,0 +1,134 @@
+"""Speed beside eager, Inductor, XLA and hand-written kernels: `python -m benchmarks` writes benchmarks/results/.
+
+One process on one device measures all systems in interleaved rounds and checks every value; the floor of a
+workload is its fewest bytes and FLOPs at the copy bandwidth and matmul rate of the same run. Compile times
+come from fresh processes with empty, then filled, caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import timing
+from .compile_time import compile_times
+from .measure import forget, measure
+from .plots import floor_plot, roofline_plot
+from .report import markdown
+from .sets import select
+from .sweep import run_sweep
+from .systems import SYSTEMS, TORCH_SYSTEMS, facts, missing, result_name, same_environment
+
+ROUNDS = {"cpu": 9, "cuda": 30}
+QUICK_SCALE, QUICK_ROUNDS = 1 / 64, 3
+RESULTS = Path(__file__).parent / "results"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__.splitlines()[0] if __doc__ else "")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=here, help=f"here: {here}")
+    parser.add_argument("--only", default="", help="words of workload names, separated by ';'")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"of {', '.join(SYSTEMS)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes, 3 rounds: does it work, not how fast")
+    parser.add_argument("--rounds", type=int, help="timed rounds; 9 on the CPU, 30 on a GPU")
+    parser.add_argument("--no-compile-time", action="store_true", help="skip the fresh-process measurements")
+    parser.add_argument("--sweep", action="store_true", help="60 odd shapes beside Inductor instead of the workloads")
+    parser.add_argument("--out", type=Path, help="folder for the results; a partial run writes none without it")
+    arguments = parser.parse_args()
+    arguments.systems = list(dict.fromkeys(arguments.systems.split(",")))
+    if unknown := set(arguments.systems) - set(SYSTEMS):
+        parser.error(f"unknown systems {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here")
+    if arguments.rounds is not None and arguments.rounds < 1:
+        parser.error("--rounds is 1 or more")
+    return arguments
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _start(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What is the same for both kinds of run: facts, sizes, ceilings."""
+    device, quick = arguments.device, arguments.quick
+    _say("measuring the ceilings")
+    return {
+        "facts": facts(device),
+        "device": device,
+        "rounds": arguments.rounds or (QUICK_ROUNDS if quick else ROUNDS[device]),
+        "scale": QUICK_SCALE if quick else 1.0,
+        "ceilings": timing.ceilings(device, quick),
+    }
+
+
+def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every workload by every system that is here."""
+    device, workloads = arguments.device, select(arguments.device, arguments.only)
+    result = _start(arguments)
+    absent = {system: reason for system in arguments.systems if (reason := missing(system, device))}
+    systems = [system for system in arguments.systems if system not in absent]
+    result |= {"systems": arguments.systems, "missing": absent, "workloads": {}}
+    for system, reason in absent.items():
+        _say(f"{system} is not measured: {reason}")
+    with tempfile.TemporaryDirectory() as caches:
+        if device == "cuda" and not arguments.only:  # before any profile, which makes launches dearer
+            result["host"], result["host_problems"] = timing.host_cost([s for s in systems if s in TORCH_SYSTEMS])
+            forget(device)
+        for number, workload in enumerate(workloads, 1):
+            measured = measure(workload, systems, result["scale"], result["rounds"], device, caches)
+            result["workloads"][workload.name] = measured
+            _say(f"[{number}/{len(workloads)}] {workload.name}: {progress_text(measured)}")
+    if not arguments.no_compile_time:
+        result["compile"] = {}
+        for system in ["aot_eager", *(s for s in systems if s not in ("eager", "hand"))]:
+            result["compile"][system] = compile_times(system, device, arguments.only, result["scale"])
+            _say(f"compile time of {system}: done")
+    return result
+
+
+def progress_text(measured: dict[str, Any]) -> str:
+    """One workload's times and problems in a line."""
+    times = "  ".join(f"{system} {1e3 * s:.4g} ms" for system, s in measured["seconds"].items())
+    return times + "".join(f"  PROBLEM {system}: {text}" for system, text in measured["problems"].items())
+
+
+def _write(folder: Path | None, files: dict[str, str]) -> None:
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text.rstrip("\n") + "\n", "utf-8")
+        _say(f"wrote {folder / name}")
+
+
+def main() -> int:
+    arguments = _arguments()
+    same_environment("benchmarks")
+    torch.set_num_threads(os.cpu_count() or 1)
+    name = result_name(arguments.device)
+    if arguments.sweep:
+        result, text = run_sweep(_start(arguments), arguments.only, arguments.quick, _say)
+        files = {f"{name}-sweep.json": json.dumps(result, indent=1), f"{name}-sweep.md": text}
+        partial, rows = arguments.quick or arguments.only, result["cases"]
+    else:
+        result = run_workloads(arguments)
+        text, rows = markdown(result), result["workloads"]
+        files = {f"{name}.json": json.dumps(result, indent=1), f"{name}.md": text}
+        files |= {f"{name}-floor.svg": floor_plot(result), f"{name}-roofline.svg": roofline_plot(result)}
+        partial = arguments.quick or arguments.only or arguments.no_compile_time or arguments.systems != list(SYSTEMS)
+    print(text)
+    _write(arguments.out or (None if partial else RESULTS), files)
+    return 1 if any(row["problems"] for row in rows.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""One workload by every system: compiled, checked, timed. A system that fails is reported, never hidden."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import timing
+from .systems import cache_variables, first_line, runner, skipped
+from .workloads import Prepared, Workload, check_values
+
+
+def measure(
+    workload: Workload, systems: list[str], scale: float, rounds: int, device: str, caches: str
+) -> dict[str, Any]:
+    """Median seconds per system with its compile time, launches and memory; values checked."""
+    prepared = Prepared(workload, scale, device)
+    eager = prepared.call(workload.function)
+    result: dict[str, Any] = {
+        "minimum_bytes": prepared.minimum_bytes(eager),
+        "minimum_flops": prepared.minimum_flops(),
+        "reference": "distribution" if workload.random else str(prepared.reference_type()).removeprefix("torch."),
+        **{key: {} for key in ("first_call_seconds", "kernels", "peak_bytes", "problems", "skipped")},
+    }
+    calls = _ready(prepared, systems, eager, caches, result)
+    del eager
+    try:
+        result["seconds"], result["wall_seconds"] = timing.times(calls, rounds, device)
+    except Exception as error:
+        result["seconds"], result["wall_seconds"] = {}, {}
+        result["problems"]["timing"] = first_line(error)
+    _count(prepared, calls, device, result)
+    del calls
+    forget(device)
+    return result
+
+
+def _ready(
+    prepared: Prepared, systems: list[str], eager: tuple[Tensor, ...], caches: str, result: dict[str, Any]
+) -> timing.Calls:
+    """Each system's call after its first one, which compiled it and gave the values that were checked.
+
+    A system whose values are wrong has no time: a fast wrong answer is no result.
+    """
+    torch._dynamo.reset()
+    reference = prepared.reference()
+    calls: timing.Calls = {}
+    for system in systems:
+        if reason := skipped(system, prepared.workload):
+            result["skipped"][system] = reason
+            continue
+        if caches:
+            os.environ.update(cache_variables(caches, system))
+        try:
+            ready = runner(system, prepared)
+            start = time.perf_counter()
+            values = ready.values()
+            _finish(values)
+            result["first_call_seconds"][system] = time.perf_counter() - start
+            problem = check_values(prepared, values, eager, reference)
+            del values
+        except Exception as error:
+            problem = first_line(error)
+        if problem:
+            result["problems"][system] = problem
+        else:
+            calls[system] = ready.call
+    return calls
+
+
+def _finish(values: tuple[Tensor, ...]) -> None:
+    if any(v.is_cuda for v in values):
+        torch.cuda.synchronize()
+
+
+def _count(prepared: Prepared, calls: timing.Calls, device: str, result: dict[str, Any]) -> None:
+    """Launches and memory per call; on the CPU only onepass can say how many kernels it has."""
+    for system, call in calls.items():
+        try:
+            if device == "cuda":
+                if spans := timing.kernel_spans(call):
+                    result["kernels"][system] = timing.launches(spans)
+                if system != "xla":
+                    result["peak_bytes"][system] = timing.peak_bytes(call)
+            elif system == "onepass":
+                import onepass
+
+                explained = onepass.explain(prepared.workload.function, *prepared.arguments)
+                result["kernels"][system] = len(explained.kernels)
+        except Exception as error:
+            result["problems"][f"{system}, counting"] = first_line(error)
+
+
+def forget(device: str) -> None:
+    """Give back what the last workload held."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,130 @@
+"""Two plots of a run as SVG text: time over floor per workload, and the roofline. Both axes are logarithmic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+from xml.sax.saxutils import escape
+
+from .report import floor_seconds, measured_systems
+
+COLOURS = {
+    "eager": "#888888",
+    "inductor": "#d55e00",
+    "inductor-max": "#e69f00",
+    "xla": "#0072b2",
+    "hand": "#cc79a7",
+    "onepass": "#009e73",
+}
+_ROW, _LEFT, _RIGHT, _TOP, _WIDTH = 22, 300, 30, 60, 900
+_SIDE, _HEIGHT = 80, 560
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A logarithmic scale from values to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        part = (math.log10(value) - math.log10(self.low)) / (math.log10(self.high) - math.log10(self.low))
+        return self.start + part * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """1, 2 and 5 of every decade; of many decades only the powers of ten."""
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        steps = (1,) if last - first > 3 else (1, 2, 5)
+        found = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        return [tick for tick in found if self.low * 0.999 <= tick <= self.high * 1.001]
+
+
+def floor_plot(result: dict[str, Any]) -> str:
+    """A line per workload, a dot per system: how many times the floor it takes."""
+    ratios = {
+        name: {s: t / floor_seconds(w, result["ceilings"]) for s, t in w["seconds"].items()}
+        for name, w in result["workloads"].items()
+    }
+    values = [ratio for row in ratios.values() for ratio in row.values()] or [1.0]
+    bottom = _TOP + _ROW * len(ratios)
+    axis = Axis(min(0.9, *values) / 1.1, max(2.0, *values) * 1.1, _LEFT, _WIDTH - _RIGHT)
+    shapes = _legend(measured_systems(result), _LEFT)
+    for tick in axis.ticks():
+        shapes += [
+            _line(axis.at(tick), _TOP, axis.at(tick), bottom, "#333333" if tick == 1 else "#dddddd"),
+            _text(axis.at(tick), bottom + 18, f"{tick:g}", "middle"),
+        ]
+    for number, (name, row) in enumerate(ratios.items()):
+        y = _TOP + _ROW * (number + 0.5)
+        shapes.append(_text(_LEFT - 12, y + 4, name, "end"))
+        if row:
+            shapes.append(_line(axis.at(min(row.values())), y, axis.at(max(row.values())), y, "#cccccc"))
+        shapes += [_dot(axis.at(ratio), y, s, f"{name}, {s}: {ratio:.2f} x floor") for s, ratio in row.items()]
+    return _page(f"Time over floor, {result['facts']['device']}", shapes, bottom + 40)
+
+
+def roofline_plot(result: dict[str, Any]) -> str:
+    """Arithmetic intensity against the rate reached, under the two ceilings."""
+    bandwidth, peak = (result["ceilings"][key] for key in ("bytes_per_second", "flops_per_second"))
+    points = [
+        (w["minimum_flops"] / w["minimum_bytes"], w["minimum_flops"] / seconds, system, name)
+        for name, w in result["workloads"].items()
+        for system, seconds in w["seconds"].items()
+    ]
+    ridge = peak / bandwidth
+    lowest = min([ridge, *(p[0] for p in points)]) / 2
+    across = Axis(lowest, max([ridge, *(p[0] for p in points)]) * 4, _SIDE, _WIDTH - _RIGHT)
+    low = min([bandwidth * lowest, *(p[1] for p in points)]) / 2
+    up = Axis(low, max([peak, *(p[1] for p in points)]) * 2, _HEIGHT - 50, _TOP)
+    shapes = _legend(measured_systems(result), _SIDE)
+    for tick in across.ticks():
+        shapes += [
+            _line(across.at(tick), _TOP, across.at(tick), _HEIGHT - 50, "#eeeeee"),
+            _text(across.at(tick), _HEIGHT - 32, f"{tick:g}", "middle"),
+        ]
+    for tick in up.ticks():
+        shapes += [
+            _line(_SIDE, up.at(tick), _WIDTH - _RIGHT, up.at(tick), "#eeeeee"),
+            _text(_SIDE - 8, up.at(tick) + 4, f"{tick / 1e9:g}", "end"),
+        ]
+    shapes += [
+        _line(across.at(lowest), up.at(bandwidth * lowest), across.at(ridge), up.at(peak), "#333333"),
+        _line(across.at(ridge), up.at(peak), _WIDTH - _RIGHT, up.at(peak), "#333333"),
+        _text(_WIDTH / 2, _HEIGHT - 10, "FLOPs per byte", "middle"),
+        _text(_SIDE - 8, _TOP - 8, "GFLOP/s", "end"),
+    ]
+    shapes += [_dot(across.at(x), up.at(y), s, f"{name}, {s}: {y / 1e9:.4g} GFLOP/s") for x, y, s, name in points]
+    return _page(f"Roofline, {result['facts']['device']}", shapes, _HEIGHT)
+
+
+def _legend(systems: list[str], left: float) -> list[str]:
+    shapes = []
+    for number, system in enumerate(systems):
+        x = left + 100 * number
+        shapes += [_dot(x + 6, 42, system, system), _text(x + 16, 46, system, "start")]
+    return shapes
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _dot(x: float, y: float, system: str, title: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[system]}"><title>{escape(title)}</title></circle>'
+
+
+def _page(title: str, shapes: list[str], height: float) -> str:
+    size = f'width="{_WIDTH}" height="{height:.0f}" viewBox="0 0 {_WIDTH} {height:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    body = [
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="16" y="22" font-size="15">{escape(title)}</text>',
+    ]
+    return "\n".join([head, *body, *shapes, "</svg>"])
