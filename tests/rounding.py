@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .checking import FLOATS, to_float64
 
+DRAWS = 8  # of eager's rounding, where a result exceeds twice the error of the one it makes
+
 
 class Rounding(TorchDispatchMode):
     """While active, inexact results of operations that write nothing and draw nothing move at random."""

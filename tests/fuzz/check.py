@@ -20,13 +20,12 @@ from ..checking import (
     compiled,
     execute,
 )
-from ..rounding import Rounding
+from ..rounding import DRAWS, Rounding
 from .generate import coarsest_float
 from .program import Program
 
 # What a rounding of the coarsest type inside may do to a result of ordinary size.
 COARSE = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float32: 1e-5}
-DRAWS = 8  # of eager's rounding, where a program exceeds twice the error of the one it makes
 
 
 def check_program(program: Program, backend: str | Compiler = BACKEND, model: str = "eager") -> None:

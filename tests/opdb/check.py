@@ -24,6 +24,7 @@ from ..checking import (
     execute,
     fresh,
 )
+from ..rounding import DRAWS, Rounding
 from .cases import UNSPECIFIED, Case
 
 
@@ -44,7 +45,11 @@ def check_case(case: Case, compiler: Compiler, training: bool) -> None:
             _compare_form(ours, eager)
             _check_random(case, compiler, training)
         else:
-            compare(ours, eager, _reference(case, training))
+            reference = _reference(case, training)
+            try:
+                compare(ours, eager, reference)
+            except Mismatch:
+                compare(ours, eager, reference, draws=_draws(case, training))
         _compare_layout(case, ours, eager, training)
 
 
@@ -83,6 +88,18 @@ def _reference(case: Case, training: bool) -> Run | None:
         return execute(case.reference, fresh(wide), training)
     except Exception:
         return None  # the operator has no float64 form: eager is the reference
+
+
+def _draws(case: Case, training: bool) -> list[Run]:
+    """Eager, rounded otherwise: where one element of a 16-bit sum that cancels was lucky, its error says little."""
+    found = []
+    for seed in range(DRAWS):
+        try:
+            with Rounding(1000 * seed):
+                found.append(execute(case.function, _inputs(case, training), training))
+        except Exception:
+            return []  # the operator does not run under the mode: eager's own error alone counts
+    return found
 
 
 def _is_random(case: Case, training: bool) -> bool:
