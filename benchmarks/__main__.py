@@ -79,7 +79,7 @@ def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
     result |= {"systems": arguments.systems, "missing": absent, "workloads": {}}
     for system, reason in absent.items():
         _say(f"{system} is not measured: {reason}")
-    with tempfile.TemporaryDirectory() as caches:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
         if device == "cuda" and not arguments.only:  # before any profile, which makes launches dearer
             result["host"], result["host_problems"] = timing.host_cost([s for s in systems if s in TORCH_SYSTEMS])
             forget(device)

@@ -25,7 +25,7 @@ def compile_times(system: str, device: str, only: str, scale: float) -> dict[str
     """First-call times with empty caches, then with filled ones, each in a fresh process."""
     from .systems import cache_variables
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {**os.environ, **cache_variables(folder, system)}
         return {state: _child(system, device, only, scale, environment) for state in ("cold", "warm")}
 

@@ -14,30 +14,36 @@ from . import timing
 from .systems import cache_variables, first_line, runner, skipped
 from .workloads import Prepared, Workload, check_values
 
+_PER_SYSTEM = ("seconds", "wall_seconds", "first_call_seconds", "kernels", "peak_bytes", "problems", "skipped")
+
 
 def measure(
     workload: Workload, systems: list[str], scale: float, rounds: int, device: str, caches: str
 ) -> dict[str, Any]:
     """Median seconds per system with its compile time, launches and memory; values checked."""
-    prepared = Prepared(workload, scale, device)
-    eager = prepared.call(workload.function)
-    result: dict[str, Any] = {
+    result: dict[str, Any] = {"minimum_bytes": 0, "minimum_flops": 0.0, **{key: {} for key in _PER_SYSTEM}}
+    try:
+        _measure_into(result, Prepared(workload, scale, device), systems, rounds, device, caches)
+    except Exception as error:  # eager itself, or the clock
+        result["problems"]["the workload"] = first_line(error)
+    forget(device)
+    return result
+
+
+def _measure_into(
+    result: dict[str, Any], prepared: Prepared, systems: list[str], rounds: int, device: str, caches: str
+) -> None:
+    eager = prepared.call(prepared.workload.function)
+    checked_by = str(prepared.reference_type()).removeprefix("torch.")
+    result |= {
         "minimum_bytes": prepared.minimum_bytes(eager),
         "minimum_flops": prepared.minimum_flops(),
-        "reference": "distribution" if workload.random else str(prepared.reference_type()).removeprefix("torch."),
-        **{key: {} for key in ("first_call_seconds", "kernels", "peak_bytes", "problems", "skipped")},
+        "reference": "distribution" if prepared.workload.random else checked_by,
     }
     calls = _ready(prepared, systems, eager, caches, result)
     del eager
-    try:
-        result["seconds"], result["wall_seconds"] = timing.times(calls, rounds, device)
-    except Exception as error:
-        result["seconds"], result["wall_seconds"] = {}, {}
-        result["problems"]["timing"] = first_line(error)
+    result["seconds"], result["wall_seconds"] = timing.times(calls, rounds, device)
     _count(prepared, calls, device, result)
-    del calls
-    forget(device)
-    return result
 
 
 def _ready(

@@ -25,7 +25,8 @@ def geometric_mean(values: Iterable[float]) -> float:
 def floor_seconds(workload: dict[str, Any], ceilings: dict[str, Any]) -> float:
     """The fewest bytes at the copy's bandwidth or the fewest FLOPs at the matmul's rate, whichever takes longer."""
     by_bytes: float = workload["minimum_bytes"] / ceilings["bytes_per_second"]
-    return max(by_bytes, workload["minimum_flops"] / ceilings["flops_per_second"])
+    by_flops: float = workload["minimum_flops"] / ceilings["flops_per_second"]
+    return max(by_bytes, by_flops)
 
 
 def measured_systems(result: dict[str, Any]) -> list[str]:
@@ -62,7 +63,7 @@ def ceilings_text(result: dict[str, Any]) -> str:
 
 
 def quick_text(result: dict[str, Any]) -> str:
-    return "" if result["scale"] == 1 else f" QUICK RUN: sizes scaled by {result['scale']:.3g}, not a measurement."
+    return "" if result["scale"] == 1 else " QUICK RUN: small sizes, not a measurement."
 
 
 def _method(result: dict[str, Any]) -> list[str]:

@@ -119,11 +119,12 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     """The most memory a call holds above what was held before it, its outputs included."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before: int = torch.cuda.memory_allocated()
     output = call()
     torch.cuda.synchronize()
     del output
-    return torch.cuda.max_memory_allocated() - before
+    peak: int = torch.cuda.max_memory_allocated()
+    return peak - before
 
 
 def ceilings(device: str, quick: bool) -> dict[str, Any]:

@@ -125,7 +125,8 @@ def _layout(value: Tensor) -> list[int]:
 
 
 def _error(value: Tensor, exact: Tensor) -> float:
-    return (value.to(exact.dtype) - exact).abs().max().item()
+    error: float = (value.to(exact.dtype) - exact).abs().max().item()
+    return error
 
 
 def _check_distribution(ours: tuple[Tensor, ...], eager: tuple[Tensor, ...]) -> str:

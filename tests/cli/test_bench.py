@@ -148,6 +148,19 @@ def test_a_failing_or_wrong_system_is_reported_and_does_not_stop_the_others(monk
     assert set(found["seconds"]) == {"eager"}
 
 
+def test_a_workload_that_eager_cannot_run_is_reported() -> None:
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("too large")
+
+    workload = Workload("too large", refuse, lambda scale: (torch.randn(8),), 1)
+    found = measuring.measure(workload, ["eager"], 1.0, 1, "cpu", "")
+    assert found["problems"] == {"the workload": "RuntimeError: too large"} and not found["seconds"]
+    result = _result()
+    result["workloads"]["too large"] = found
+    assert "**too large, the workload: RuntimeError: too large**" in markdown(result)
+    assert "too large" in floor_plot(result) and "too large" not in roofline_plot(result)
+
+
 class _Device:
     """Stands in for the GPU's clock: each call takes as many milliseconds as it says, a flush is noted."""
 
@@ -306,7 +319,7 @@ def test_the_sweep_covers_what_it_should() -> None:
 def test_the_sweep_reports_ratios_and_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(workload: Workload, *rest: Any) -> dict[str, Any]:
         if workload.name.startswith("row sum"):
-            raise RuntimeError("eager cannot")
+            return {**_result()["workloads"]["one"], "seconds": {}, "problems": {"the workload": "eager cannot"}}
         ours = 1.0 if "softmax, 3x" in workload.name else 4.0
         return {**_result()["workloads"]["one"], "seconds": {"inductor": 2.0, "onepass": ours}}
 
