@@ -103,7 +103,7 @@ def roofline_plot(result: dict[str, Any]) -> str:
 def _legend(systems: list[str], left: float) -> list[str]:
     shapes = []
     for number, system in enumerate(systems):
-        x = left + 100 * number
+        x = left + 105 * number
         shapes += [_dot(x + 6, 42, system, system), _text(x + 16, 46, system, "start")]
     return shapes
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import __main__ as command
+from benchmarks import compile_time, sweep, systems, timing
 from benchmarks import measure as measuring
-from benchmarks import sweep, systems, timing
 from benchmarks.plots import floor_plot, roofline_plot
 from benchmarks.report import geometric_mean, markdown
 from benchmarks.sets import CPU, GPU, select
@@ -148,6 +149,20 @@ def test_a_failing_or_wrong_system_is_reported_and_does_not_stop_the_others(monk
     assert set(found["seconds"]) == {"eager"}
 
 
+def test_compile_time_comes_from_a_fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    environment = {**os.environ, **systems.cache_variables(str(tmp_path), "onepass"), "PYTHONPATH": str(ROOT / "src")}
+    found = compile_time._child("onepass", "cpu", "full sum", 1 / 256, environment)
+    assert found["seconds"]["full sum"] > 0 and found["started"] and not found["problems"]
+    assert any((tmp_path / "onepass" / "onepass").iterdir()), "the cache folder is the one given"
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        raise subprocess.TimeoutExpired("python", 1800)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    assert compile_time.compile_times("onepass", "cpu", "", 1.0)["warm"] == {"problem": "not finished after 1800 s"}
+
+
 def test_a_workload_that_eager_cannot_run_is_reported() -> None:
     def refuse(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("too large")
@@ -164,8 +179,9 @@ def test_a_workload_that_eager_cannot_run_is_reported() -> None:
 class _Device:
     """Stands in for the GPU's clock: each call takes as many milliseconds as it says, a flush is noted."""
 
-    def __init__(self) -> None:
+    def __init__(self, tick: float = 0.0) -> None:
         self.now = 0.0
+        self.tick = tick  # what passes at every look at the clock
         self.log: list[str] = []
 
     def call(self, name: str, milliseconds: float) -> Any:
@@ -181,7 +197,12 @@ class _Device:
 
     def event(self, enable_timing: bool) -> Any:
         made = SimpleNamespace(at=-1.0, elapsed_time=lambda end: end.at - made.at)
-        made.record = lambda: setattr(made, "at", self.now)
+
+        def record() -> None:
+            made.at = self.now
+            self.now += self.tick
+
+        made.record = record
         return made
 
 
@@ -199,6 +220,40 @@ def test_gpu_times_are_device_times_with_the_cache_flushed(monkeypatch: pytest.M
     monkeypatch.setattr(timing, "kernel_spans", lambda call, flushed: [])
     seconds, wall = timing.times(calls, 6, "cuda")
     assert seconds["xla"] == wall["xla"], "without a profile the wall time counts"
+
+
+def test_a_gpu_run_from_end_to_end_on_a_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device, properties = _Device(tick=0.1), SimpleNamespace(total_memory=141 << 30)
+    ceilings = {"bytes_per_second": 4e12, "flops_per_second": 7e14, "matmul": "bfloat16 8192^3"}
+    for name, stand_in in {
+        "Event": device.event, "synchronize": lambda: None,
+        "get_device_name": lambda: "A Chip 9", "get_device_properties": lambda number: properties,
+        "reset_peak_memory_stats": lambda: None, "memory_allocated": lambda: 5, "max_memory_allocated": lambda: 5 + M,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(timing, "_flush_buffer", lambda: device)
+    monkeypatch.setattr(timing, "kernel_spans", lambda call: [("a kernel", 1.0, 2.0)])
+    monkeypatch.setattr(timing, "ceilings", lambda device, quick: ceilings)
+    monkeypatch.setattr(measuring, "Prepared", lambda workload, scale, device: Prepared(workload, scale, "cpu"))
+    monkeypatch.setattr(command, "same_environment", lambda module: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    arguments = SimpleNamespace(
+        device="cuda", only="softmax", systems=["eager", "hand"], quick=True, rounds=None, no_compile_time=True,
+        sweep=False, out=tmp_path,
+    )  # fmt: skip
+    monkeypatch.setattr(command, "_arguments", lambda: arguments)
+    monkeypatch.setattr(command, "missing", lambda system, device: "")
+    with monkeypatch.context() as patch:  # the kernels need a real GPU
+        patch.setitem(sys.modules, "benchmarks.hand", SimpleNamespace(softmax=lambda x: x.softmax(-1) * 2))
+        assert command.main() == 1
+    data = json.loads((tmp_path / "a-chip-9.json").read_text())
+    first, second = data["workloads"].values()
+    assert data["facts"]["device"] == "A Chip 9" and data["facts"]["device_memory_gib"] == 141
+    assert first["seconds"] == pytest.approx({"eager": 1e-4}) and "error" in first["problems"]["hand"]
+    assert second["skipped"] == {"hand": "no kernel written by hand"}
+    assert first["kernels"] == {"eager": 1} and first["peak_bytes"] == {"eager": M} and first["wall_seconds"]
+    assert "# GPU speed" in (tmp_path / "a-chip-9.md").read_text()
+    assert (tmp_path / "a-chip-9-floor.svg").exists() and (tmp_path / "a-chip-9-roofline.svg").exists()
 
 
 def test_launches_are_the_device_s_kernels() -> None:
