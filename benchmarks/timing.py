@@ -84,8 +84,10 @@ def _events(calls: Calls, rounds: int) -> Seconds:
 
 def kernel_spans(call: Callable[[], Any], flushed: bool = False) -> list[Span]:
     """What ran on the device during one call, by the profiler; empty where it cannot see."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, supported_activities
 
+    if ProfilerActivity.CUDA not in supported_activities():
+        return []
     if flushed:
         _flush_buffer().zero_()
     torch.cuda.synchronize()
