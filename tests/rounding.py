@@ -2,20 +2,34 @@
 
 A gradient through a norm of two nearly equal numbers multiplies the last bit of each by thousands; eager's
 error there is one draw of many. `Rounding` makes more draws: every operation's result that float64 says is
-not exact moves by up to one unit in the last place.
+not exact moves by up to one unit in the last place. `decomposed` makes the operations small, so that a kernel of
+eager's that is many of them rounds in many places.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .checking import FLOATS, to_float64
+from .checking import FLOATS, Compiler, to_float64
 
 DRAWS = 8  # of eager's rounding, where a result exceeds twice the error of the one it makes
+
+
+def decomposed() -> Compiler:
+    """Eager in torch's own small operations."""
+
+    def as_it_is(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return module
+
+    compiler: Compiler = aot_autograd(fw_compiler=as_it_is, decompositions=core_aten_decompositions())
+    return compiler
 
 
 class Rounding(TorchDispatchMode):

@@ -24,7 +24,7 @@ from ..checking import (
     execute,
     fresh,
 )
-from ..rounding import DRAWS, Rounding
+from ..rounding import DRAWS, Rounding, decomposed
 from .cases import UNSPECIFIED, Case
 
 
@@ -32,8 +32,12 @@ class Skipped(Exception):
     """The sample says nothing about us: eager or aot_eager fails on it too."""
 
 
-def check_case(case: Case, compiler: Compiler, training: bool) -> None:
-    """Raise Mismatch if the compiled sample is wrong, Skipped if it cannot be judged."""
+def check_case(case: Case, compiler: Compiler, training: bool) -> bool:
+    """Raise Mismatch if the compiled sample is wrong, Skipped if it cannot be judged.
+
+    The result: whether eager's error in this run alone was enough to judge by.
+    """
+    alone = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         training = training and case.differentiable
@@ -50,7 +54,9 @@ def check_case(case: Case, compiler: Compiler, training: bool) -> None:
                 compare(ours, eager, reference)
             except Mismatch:
                 compare(ours, eager, reference, draws=_draws(case, training))
+                alone = False
         _compare_layout(case, ours, eager, training)
+    return alone
 
 
 def _inputs(case: Case, training: bool) -> list[torch.Tensor]:
@@ -93,12 +99,13 @@ def _reference(case: Case, training: bool) -> Run | None:
 def _draws(case: Case, training: bool) -> list[Run]:
     """Eager, rounded otherwise: where one element of a 16-bit sum that cancels was lucky, its error says little."""
     found = []
-    for seed in range(DRAWS):
-        try:
+    try:
+        function = compile_direct(case.function, _inputs(case, training), decomposed())
+        for seed in range(DRAWS):
             with Rounding(1000 * seed):
-                found.append(execute(case.function, _inputs(case, training), training))
-        except Exception:
-            return []  # the operator does not run under the mode: eager's own error alone counts
+                found.append(execute(function, _inputs(case, training), training))
+    except Exception:
+        return []  # the operator does not run so: eager's own error alone counts
     return found
 
 
