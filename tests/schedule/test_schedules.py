@@ -66,7 +66,8 @@ def test_transposed_blocks(shape: tuple[int, int]) -> None:
 
 def test_large_results_are_streamed_and_right() -> None:
     x = torch.randn(2049, 2100)  # rows that start at any alignment
-    assert "op_stream(" in source_of(lambda x: x * 2 + 1, x)
+    text = source_of(lambda x: x * 2 + 1, x)
+    assert "op_stream(" in text and "op_touched(out0)" in text
     assert "op_stream(" not in source_of(lambda x: x * 2 + 1, x[:100])
     for function in (lambda x: x * 2 + 1, lambda x: x > 0.5, lambda x: (x * 3).bfloat16()):
         ours = torch.compile(function, backend="onepass", options=STRICT)(x)

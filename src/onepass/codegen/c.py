@@ -67,9 +67,14 @@ class _Emitter(Emitter):
             p if b in self.kernel.writes else f"const {p}" for p, b in zip(parameters, self.pointers, strict=True)
         ]
         sizes = [f"int64_t {n}" for n in self.sizes.values()]
-        arguments = ", ".join((*self.pointers.values(), *self.sizes.values()))
+        stores = [x for x in walk(self.kernel.body) if isinstance(x, StoreElement) and x.staged is not None]
+        streamed = list(dict.fromkeys(self.pointers[x.buffer] for x in stores))
+        flags = [f"int {name}_touched" for name in streamed]
+        arguments = ", ".join((*self.pointers.values(), *self.sizes.values(), *(f"{n}_touched" for n in streamed)))
         self.line('#include "prelude.h"\n')
-        self.line(f"static int programs({', '.join((*parameters, *sizes, 'int64_t first', 'int64_t last'))}) {{")
+        self.line(
+            f"static int programs({', '.join((*parameters, *sizes, *flags, 'int64_t first', 'int64_t last'))}) {{"
+        )
         self.depth += 1
         self.line("int status = 0;")
         self.line("for (int64_t program = first; program < last; ++program) {")
@@ -80,12 +85,12 @@ class _Emitter(Emitter):
         self.block(self.kernel.body)
         self.depth -= 1
         self.line("}")
-        if any(isinstance(x, StoreElement) and x.staged is not None for x in walk(self.kernel.body)):
+        if streamed:
             self.line("op_stream_end();")
         self.line("return status;")
         self.depth -= 1
         self.line("}\n")
-        self.entry(parameters, sizes, arguments)
+        self.entry(parameters, sizes, streamed, arguments)
         return "\n".join(self.lines) + "\n"
 
     def size(self, value: int | Poly) -> str:
@@ -104,13 +109,15 @@ class _Emitter(Emitter):
             self.line(f"const int64_t {name} = {left} % {extent}, rest{k} = {left} / {extent};")
             left = f"rest{k}"
 
-    def entry(self, parameters: list[str], sizes: list[str], arguments: str) -> None:
+    def entry(self, parameters: list[str], sizes: list[str], streamed: list[str], arguments: str) -> None:
         count = self.poly(product(g.extent for g in self.kernel.grid))
         work = self.poly(self.kernel.work)
         self.line(f"int {ENTRY}({', '.join((*parameters, *sizes, 'int64_t threads'))}) {{")
         self.depth += 1
         self.line(f"const int64_t count = {count};")
         self.line(f"if ({work} <= 0) return 0;")
+        for name in streamed:
+            self.line(f"const int {name}_touched = op_touched({name});")
         self.line("if (threads > count) threads = count;")
         self.line(f"if (threads <= 1 || {work} < {PARALLEL_ELEMENTS}) return programs({arguments}, 0, count);")
         self.line("int status = 0;")
@@ -272,7 +279,8 @@ class _Emitter(Emitter):
         for store in s.body:
             if isinstance(store, StoreElement) and store.staged is not None:
                 place = f"{self.pointers[store.buffer]} + {self.poly(store.offset.substitute(start))}"
-                self.line(f"op_stream({place}, {store.staged.name}, {s.lanes * store.buffer.dtype.bytes});")
+                size, touched = s.lanes * store.buffer.dtype.bytes, f"{self.pointers[store.buffer]}_touched"
+                self.line(f"op_stream({place}, {store.staged.name}, {size}, {touched});")
         self.depth -= 1
         self.line("}")
 

@@ -545,8 +545,8 @@ typedef long long op_words __attribute__((vector_size(16)));
 #define OP_STREAM(to, words) __builtin_ia32_movntdq((op_words *)(to), words)
 #endif
 #if defined(__x86_64__)
-OP void op_stream(void *to, const void *from, int64_t bytes) {
-  if (((uintptr_t)to & 63) != 0) {
+OP void op_stream(void *to, const void *from, int64_t bytes, int touched) {
+  if (!touched || ((uintptr_t)to & 63) != 0) {
     __builtin_memcpy(to, from, bytes);
     return;
   }
@@ -555,8 +555,21 @@ OP void op_stream(void *to, const void *from, int64_t bytes) {
 }
 OP void op_stream_end(void) { __builtin_ia32_sfence(); }
 #else
-OP void op_stream(void *to, const void *from, int64_t bytes) { __builtin_memcpy(to, from, bytes); }
+OP void op_stream(void *to, const void *from, int64_t bytes, int touched) { __builtin_memcpy(to, from, bytes); }
 OP void op_stream_end(void) {}
+#endif
+
+/* Whether a large buffer's pages exist. A page that does not is cleared by the kernel at its first store, in cache,
+ * and passing the cache then only costs. The first page is malloc's; one a mebibyte on tells. */
+#if defined(__linux__) && defined(__x86_64__)
+extern int mincore(void *address, size_t length, unsigned char *resident);
+OP int op_touched(const void *buffer) {
+  unsigned char resident = 1;
+  if (mincore((void *)(((uintptr_t)buffer + (1 << 20)) & ~(uintptr_t)4095), 1, &resident) != 0) return 1;
+  return resident & 1;
+}
+#else
+OP int op_touched(const void *buffer) { return 1; }
 #endif
 
 #endif
