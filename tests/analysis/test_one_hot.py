@@ -37,6 +37,14 @@ def test_the_term_is_found_without_a_sweep(function: Callable[..., torch.Tensor]
     assert "[700]" not in kernel.schedule
 
 
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 0.0])
+def test_zero_times_what_is_not_finite_is_not_zero(factor: float) -> None:
+    """The terms that are zero count where they are NaN: as eager's, whether the position is inside or not."""
+    v = torch.full((7,), factor)
+    for function in (scaled, lambda k, v: (torch.where(k[:, None] == torch.arange(700), 2.0, 0.0) / v[:, None]).sum(1)):
+        torch.testing.assert_close(compiled(function)(POSITIONS, v), function(POSITIONS, v), equal_nan=True)
+
+
 def not_zero_elsewhere(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.arange(700) == k[:, None], v[:, None], 1.0).sum(1)
 

@@ -153,7 +153,7 @@ class NestScheduler:
         if split is None or not any(self.nest.carried(r) for r in ends):
             self._scope(items, axes)
             return
-        carriers = [self._carrier(r) for r in ends]
+        carriers = [self._carrier(r, self.chunks[split][1]) for r in ends]
         rows = [*(i for i in items if split in i.domain), *carriers]
         self._rows(split, rows, axes | {split})
         for item in carriers:
@@ -161,8 +161,8 @@ class NestScheduler:
             self.builder.here.parts[item.reduce] = Finished(item.accumulator, item.state)
         self._scope([i for i in items if split not in i.domain], axes)
 
-    def _carrier(self, reduce: Reduce) -> Item:
-        """A reduction over the split class, its states set up for the whole program."""
+    def _carrier(self, reduce: Reduce, rows: int) -> Item:
+        """A reduction over `rows` positions of the split class, its states set up for the whole program."""
         inside = self.nest.carried(reduce)
         states = product(a.extent for a in inside).constant
         assert states is not None
@@ -172,15 +172,10 @@ class NestScheduler:
             reduce.monoid,
             reduce.part_dtypes,
             states,
-            reduce.monoid == "sum" and reduce.dtype.is_float and self.chunks[self._split][1] > PLAIN_SUM,
+            reduce.monoid == "sum" and reduce.dtype.is_float and rows > PLAIN_SUM,
         )
         self.builder.add(Start(accumulator))
         return replace(item, accumulator=accumulator, state=linear(self._order(frozenset(inside))))
-
-    @property
-    def _split(self) -> Axis:
-        assert self.nest.split is not None
-        return self.nest.split
 
     def _rows(self, split: Axis, items: list[Item], axes: frozenset[Axis]) -> None:
         """All rows of the program's chunk, one after another."""

@@ -92,7 +92,7 @@ class TileScheduler(NestScheduler):
 
     # --- states that go from row to row ---
 
-    def _carrier(self, reduce: Reduce) -> Item:
+    def _carrier(self, reduce: Reduce, rows: int) -> Item:
         held = tuple(self.held[a] for a in self.nest.carried(reduce))
         item = self._opened(reduce)
         striped = (self.lane,) if self.layout.lanes > 1 and reduce.monoid != "welford" else ()
