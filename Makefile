@@ -45,11 +45,11 @@ gpu:
 	$(GPU) -n $(WORKERS) --dist worksteal tests/gpu tests/fuzz/test_random_programs.py tests/fuzz/test_named.py \
 	  tests/opdb/test_opdb.py tests/backend/test_models.py tests/tiles/test_accuracy.py
 
+OURS = --kernel-name regex=onepass_kernel
 gpu-sanitize:
 	PYTHONPATH=src:. $(GPU_PYTHON) -m tests.gpu.representative
-	for tool in memcheck racecheck initcheck; do \
-	  PYTHONPATH=src:. compute-sanitizer --tool $$tool --kernel-name regex=onepass_kernel --error-exitcode 1 \
-	    $(GPU_PYTHON) -m tests.gpu.representative || exit 1; done
+	for tool in "memcheck $(OURS)" "racecheck $(OURS)" initcheck; do PYTHONPATH=src:. PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+	  compute-sanitizer --error-exitcode 1 --tool $$tool $(GPU_PYTHON) -m tests.gpu.representative || exit 1; done
 
 SANITIZER = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libstdc++.so.6)
 sanitize: $(STAMP)

@@ -1,7 +1,8 @@
 """Seconds, launches and memory of calls, and the machine's two ceilings.
 
-On the CPU a call is timed by the clock. On CUDA it is timed by device events with the L2 cache flushed before
-each run. XLA has streams of its own, which torch's events do not see: its device time is the span of its
+On the CPU a call is timed by the clock. On CUDA it is timed by device events, with the L2 cache flushed before each
+run and so much other work queued ahead that the device never waits for the host: what the host costs is in the wall
+time and measured by itself. XLA has streams of its own, which torch's events do not see: its device time is the span of its
 kernels in a profile. Systems take turns and the order rotates, so that drift falls on all alike.
 """
 
@@ -22,6 +23,7 @@ Seconds = dict[str, float]
 Span = tuple[str, float, float]  # a kernel's name, start and end in microseconds
 _FLUSHED_BYTES = 256 << 20
 _WARM_ROUNDS = 2  # they warm caches and allocator, and do not count
+_FILL_SECONDS, _MOST_FILLS = 60e-6, 64  # a flush takes at least this long; as many of them at most run ahead
 
 
 def times(calls: Calls, rounds: int, device: str) -> tuple[Seconds, Seconds]:
@@ -30,7 +32,7 @@ def times(calls: Calls, rounds: int, device: str) -> tuple[Seconds, Seconds]:
         return _clock(calls, rounds), {}
     by_events = {name: call for name, call in calls.items() if name != "xla"}
     wall = _clock(calls, max(3, rounds // 3), flushed=True)
-    seconds = _events(by_events, rounds)
+    seconds = _events(by_events, rounds, max(wall.values(), default=0.0))
     if "xla" in calls:
         spans = [kernel_spans(calls["xla"], flushed=True) for _ in range(max(3, rounds // 3))]
         seconds["xla"] = statistics.median(span_seconds(s) for s in spans) if all(spans) else wall["xla"]
@@ -67,11 +69,13 @@ def _clock(calls: Calls, rounds: int, flushed: bool = False) -> Seconds:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def _events(calls: Calls, rounds: int) -> Seconds:
+def _events(calls: Calls, rounds: int, host_seconds: float = 0.0) -> Seconds:
     found: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
     flush = _flush_buffer()
+    fills = min(_MOST_FILLS, 1 + int(2 * host_seconds / _FILL_SECONDS))
     for number, name, call in _turns(calls, rounds):
-        flush.zero_()
+        for _ in range(fills):
+            flush.zero_()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         call()

@@ -1,4 +1,7 @@
-"""One of each kind of kernel, for compute-sanitizer: `make gpu-sanitize`. Run once before, so that all are built."""
+"""One of each kind of kernel, for compute-sanitizer: `make gpu-sanitize`. Run once before, so that all are built.
+
+Inputs are made on the host: initcheck sees copies, and few kernels other than ours.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ def main() -> None:
         outputs = [o for o in (outputs if isinstance(outputs, tuple | list) else [outputs]) if o.requires_grad]
         wanted = [a for a in arguments if a.requires_grad]
         if outputs and wanted:
-            torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs])
+            torch.autograd.grad(outputs, wanted, [torch.ones(o.shape).cuda() for o in outputs])
         torch.cuda.synchronize()
 
     def x(*shape: int, grad: bool = False) -> torch.Tensor:
-        return torch.randn(shape, device="cuda").requires_grad_(grad)
+        return torch.randn(shape).cuda().requires_grad_(grad)
 
-    index = torch.randint(0, 130, (67,), device="cuda")
+    index = torch.randint(0, 130, (67,)).cuda()
     run(lambda a, b: (torch.relu(a + b) * 2).square(), x(67, 130), x(130))  # point-wise, broadcast
     run(lambda a: (a.relu(), a.relu().t().contiguous()), x(67, 130))  # a transposed tile
     run(lambda a: torch.cat([a, a * 2], 1), x(67, 130))  # masked regions
@@ -31,6 +34,7 @@ def main() -> None:
     run(lambda a: (a.sum(), a.abs().amax(), a.var()), x(1031, 517))  # split, with its finish
     run(lambda a: (a.sum(0), a.var(0), a.argmax(-1)), x(5000, 67))  # columns
     run(lambda a, w: F.layer_norm(a, (513,), w, w), x(67, 513, grad=True), x(513, grad=True))
+    run(lambda a, w: F.layer_norm(a, (1024,), w, w), x(3001, 1024, grad=True), x(1024, grad=True))  # carried row to row
     run(lambda a, t: F.cross_entropy(a, t), x(67, 130, grad=True), index)
     run(lambda a: F.dropout(F.gelu(a), 0.2), x(67, 130, grad=True))  # four-wide random numbers
     run(lambda a: a.sin(), x(4099)[1:4098])  # a misaligned pointer

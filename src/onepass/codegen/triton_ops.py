@@ -26,7 +26,7 @@ _SIGNATURES = {
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 _FLOAT_OPERATORS = _OPERATORS | {"div": "/"}  # a GPU's float32 division: within 2 ulp
-_LANGUAGE = frozenset(["exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil", "rsqrt", "abs", "fma"])
+_LANGUAGE = frozenset(["exp2", "log2", "sin", "cos", "erf", "floor", "ceil", "abs", "fma"])
 _LIBRARY = {
     name: name
     for name in (
@@ -35,7 +35,10 @@ _LIBRARY = {
     )
 } | {"round": "rint"}  # fmt: skip
 _OWN = frozenset(
-    ["sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "signbit", "remainder", "floordiv", "exp", "normal_16"]
+    [
+        "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "signbit", "remainder", "floordiv", "exp", "log",
+        "normal_16",
+    ]
 )  # fmt: skip
 _INTEGER_DIVISIONS = frozenset(["truncdiv", "fmod", "floordiv", "remainder"])
 

@@ -55,6 +55,26 @@ def op_exp(x):
 
 
 @jit
+def op_log(x):
+    """The library takes denormal numbers for zero, so they are scaled up."""
+    if x.dtype == tl.float32:
+        small = (x < 1.1754943508222875e-38) & (x > 0)
+        return tl.log(tl.where(small, x * 16777216.0, x)) - tl.where(small, 16.635532333438687, 0.0)
+    else:
+        return tl.log(x)
+
+
+@jit
+def op_rsqrt(x):
+    """The hardware takes denormal numbers for zero, so they are scaled up."""
+    if x.dtype == tl.float32:
+        small = tl.abs(x) < 1.1754943508222875e-38
+        return tl.rsqrt(tl.where(small, x * 16777216.0, x)) * tl.where(small, 4096.0, 1.0)
+    else:
+        return tl.rsqrt(x)
+
+
+@jit
 def op_normal_16(x):
     """The normal distribution within 1e-5 of its value, also in the tail: for results that are rounded to 16 bits.
 

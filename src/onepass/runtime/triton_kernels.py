@@ -32,6 +32,10 @@ from .toolchain import find_toolchain
 
 LAUNCHER = Path(__file__).with_name("gpu_launcher.c")
 MISALIGNED, WRONG_CONTEXT = -1, 201
+# Triton lets library functions take denormal numbers for zero unless told otherwise; these would then be far off.
+_NEED_DENORMALS = re.compile(
+    r"\b(tl\.log2|libdevice\.(log10|pow|fmod|lgamma|atan2|nextafter)|op_(remainder|floordiv))\("
+)
 _parsing = threading.Lock()
 
 
@@ -96,6 +100,8 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
         options: dict[str, Any] = {"num_warps": source.warps, "num_stages": max(1, source.stages)}
         if "tl.device_assert" in source.text:
             options |= {"debug": True, "sanitize_overflow": False}
+        if _NEED_DENORMALS.search(source.text):
+            options["enable_reflect_ftz"] = False
         compiled = triton.compile(ast, target=_gpu_target(target), options=options)
     except Exception as error:
         path = scratch_folder() / f"{source.key}.failed.py"
