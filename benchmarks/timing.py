@@ -2,8 +2,8 @@
 
 On the CPU a call is timed by the clock. On CUDA it is timed by device events, with the L2 cache flushed before each
 run and so much other work queued ahead that the device never waits for the host: what the host costs is in the wall
-time and measured by itself. XLA has streams of its own, which torch's events do not see: its device time is the span of its
-kernels in a profile. Systems take turns and the order rotates, so that drift falls on all alike.
+time and measured by itself. XLA has streams of its own, which torch's events do not see: its device time is the span
+of its kernels in a profile. Systems take turns and the order rotates, so that drift falls on all alike.
 """
 
 from __future__ import annotations

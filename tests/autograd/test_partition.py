@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import onepass
+from onepass.autograd.merge import merge_equal
 
 STRICT = {"strict": True, "cache": False}
 
@@ -39,3 +44,33 @@ def test_an_input_overwritten_in_forward_keeps_its_value_for_backward() -> None:
         run(x, y).sum().backward()
         results.append((x.grad, y))
     torch.testing.assert_close(results[0], results[1])
+
+
+def test_equal_values_are_merged() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x.exp() * 2 + x.exp().sin() - (x * 0.0) / (x * -0.0)).sum()  # 0.0 and -0.0 are not equal
+
+    graph = make_fx(function)(torch.ones(3)).graph
+    merge_equal(graph)
+    names = [str(n.target) for n in graph.nodes if n.op == "call_function"]
+    assert names.count("aten.exp.default") == 1 and names.count("aten.mul.Tensor") == 3
+
+
+def test_results_and_random_values_stay_apart() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x + 1, x + 1, torch.rand_like(x) - torch.rand_like(x)
+
+    graph = make_fx(function)(torch.ones(3)).graph
+    merge_equal(graph)
+    names = [str(n.target) for n in graph.nodes if n.op == "call_function"]
+    assert names.count("aten.add.Tensor") == 2 and names.count("aten.rand_like.default") == 2
+
+
+def test_training_does_not_import_inductor() -> None:
+    """Its modules take longer to import than most programs to compile."""
+    code = (
+        "import sys, torch, onepass; x = torch.ones(3, 4, requires_grad=True)\n"
+        "torch.compile(lambda x: torch.softmax(x, -1).square().sum(), backend='onepass')(x).backward()\n"
+        "sys.exit('torch._inductor.lowering' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -18,10 +18,11 @@ from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
 from .collapse import collapse
 from .inline import reductions
-from .nest import Nest, Refusal, direct_reductions, offsets, opened
+from .nest import Nest, Refusal, aligned_along, direct_reductions, offsets, opened
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
+PROGRAM_ELEMENTS = 1 << 15  # what a program of many threads does in the time of another launch or two
 CARRIED_ROWS = 8  # the least a program gets where it carries states from row to row: its partial result costs as much
 
 
@@ -38,7 +39,9 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     crossing = _crossing(nest)
     work = max(numel(nest.domain_of(r)) for r in reduces)
     work = max([work, *(numel(s.domain) for s in nest.stores)])
-    if crossing is None and (work <= SERIAL_ELEMENTS or programs_of(nest, target) >= 2 * target.processors):
+    if crossing is None and target.warp:
+        crossing = _both_ways(nest, reduces, target)
+    if crossing is None and (work <= SERIAL_ELEMENTS or _enough(nest, work, target)):
         return nest
     if crossing is not None and work <= SERIAL_ELEMENTS:
         return Refusal(crossing)
@@ -47,6 +50,15 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
         merged = collapse(nest)
         found = _split(merged, reductions(s.value for s in merged.stores), work, target)
     return Refusal(crossing) if crossing is not None and isinstance(found, Refusal) else found
+
+
+def _enough(nest: Nest, work: int, target: Target) -> bool:
+    """Whether the outer classes give programs enough. One with many threads has a processor to itself and goes on
+    while others would be started."""
+    programs = programs_of(nest, target)
+    if target.warp and programs == numel(nest.outer):
+        return 2 * programs >= target.processors or work <= PROGRAM_ELEMENTS * programs
+    return programs >= 2 * target.processors
 
 
 def collapsed(nest: Nest, target: Target) -> Nest:
@@ -92,6 +104,19 @@ def _crossing(nest: Nest) -> str | None:
             if not small <= large:
                 names = " and ".join(str(sorted(map(repr, x))) for x in (small, large))
                 return f"reductions over crossing axes {names} have no common program"
+    return None
+
+
+def _both_ways(nest: Nest, reduces: list[Reduce], target: Target) -> str | None:
+    """Rows and columns reduced in one program: fine where it holds them all, else it sweeps one within the other."""
+    inner = [c for c in nest.classes if c not in nest.outer]
+    if tile_elements(inner) <= target.held_elements // 8:
+        return None
+    swept = {r: frozenset(nest.bound[a] for a in r.over) for r in reduces}
+    free = {r: frozenset(nest.bound.get(a, a) for a in r.axes) for r in reduces}
+    for one, other in itertools.combinations(reduces, 2):
+        if swept[one] & free[other] and swept[other] & free[one]:
+            return "rows and columns are reduced, too many for one program to hold"
     return None
 
 
@@ -158,6 +183,9 @@ def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) ->
         if along.get(axis) is Poly.ONE and along.keys() & inner:
             return ": rows are not contiguous"
     if target.warp:
+        contiguous = [c for c in inner if any(o.coefficient(c) is Poly.ONE for o in offsets(nest))]
+        if any(not aligned_along(nest, c, target.vector_bytes) for c in contiguous):
+            return ": rows do not start where whole vectors do"
         loads = {e for e in postorder(opened(nest)) if isinstance(e, Load) and e.axes & inner}
         values = len(loads) + len(reductions(s.value for s in nest.stores))
         fits = tile_elements(inner) <= target.held_elements * 4 // max(4, values)

@@ -94,6 +94,18 @@ def offsets(nest: Nest) -> Iterable[Poly]:
                 yield e.index
 
 
+def aligned_along(nest: Nest, vector: Axis, vector_bytes: int) -> bool:
+    """Whether all rows that are contiguous along a class start where whole vectors do; else elements load alone."""
+    places = [(s.buffer, s.index) for s in nest.stores]
+    places += [(e.buffer, e.index) for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
+    for buffer, index in places:
+        offset = flat_offset(buffer, index)
+        own = {a for a in offset.axes if nest.bound.get(a, a) is vector and offset.coefficient(a) is Poly.ONE}
+        if own and any(c * buffer.dtype.bytes % vector_bytes for m, c in offset.terms if not own & set(m)):
+            return False
+    return True
+
+
 def provable(buffer: Buffer, index: tuple[Poly, ...]) -> bool:
     """Every position is inside the buffer for all values of the axes."""
     return all(in_range(p, size) for p, size in zip(index, buffer.shape, strict=True))

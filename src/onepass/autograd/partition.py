@@ -13,12 +13,14 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .merge import merge_equal
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
 SAVED_BYTES = "onepass_saved_bytes"
 # Two of the min-cut's rules of thumb guess that values used far apart, or after a long chain of fusible
 # operations, will not be fused again. Here point-wise work is recomputed inside whatever kernel reads it.
-_RECOMPUTE = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False}
+# Equal values are merged before.
+_RECOMPUTE = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False, "cse": False}
 
 
 def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -31,6 +33,7 @@ def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModu
         drawn = node.target is torch.ops.onepass.seed.default
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.MUST_RECOMPUTE
         node.meta["ac_graph_id"] = 0
+    merge_equal(joint.graph)
     primals = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else ()
     kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
     with functorch_config.patch(_RECOMPUTE):

@@ -55,6 +55,7 @@ from .triton_ops import (
 ENTRY = "onepass_kernel"
 _NONE: frozenset[int] = frozenset()
 _CHECKED = ("wrap_index", "check_index")
+_EVICTION = {"again": "evict_last", "never": "evict_first"}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -267,8 +268,9 @@ class _Emitter(Emitter):
                 offset = f"({offset} + tl.where({guards[0]}, zero, zero))"
                 dims = (dims or _NONE) | extra
         mask = self.mask(dims, *guards)
-        place = f"{self.pointers[s.buffer]} + {offset}"
-        self.define(s.var, f"tl.load({place})" if mask is None else f"tl.load({place}, mask={mask}, other=0)", dims)
+        arguments = [f"{self.pointers[s.buffer]} + {offset}", *([f"mask={mask}, other=0"] if mask is not None else [])]
+        arguments += [f'eviction_policy="{_EVICTION[s.reuse]}"'] if s.reuse else []
+        self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
 
     def store(self, s: StoreElement) -> None:
         dims, value = self.dims_of(s.offset), self.operand(s.value)
@@ -343,30 +345,29 @@ class _Emitter(Emitter):
         assert local.size == 1, "tile programs have no arrays"
         text = self.operand(value)
         if local.name not in self.dims:
-            dims = frozenset(t.dim for t in self.tiles.values())
-            text = (
-                f"tl.full({self.shape(dims)}, {triton_number(value)}, {triton_type(local.dtype)})"
-                if isinstance(value, Const)
-                else f"{text} + tl.full({self.shape(dims)}, 0, {triton_type(local.dtype)})"
-            )
-            self.dims[local.name] = dims
+            assert isinstance(value, Const), "a cell starts as a number"
+            shape, self.dims[local.name] = self.lanes_of(local.tiles)
+            text = f"tl.full({shape}, {triton_number(value)}, {triton_type(local.dtype)})"
         self.line(f"{local.name} = {text}")
 
     def parts(self, a: Accumulator) -> list[str]:
         return [f"{a.name}_{k}" for k in range(len(a.dtypes))]
 
-    def start(self, a: Accumulator) -> None:
+    def lanes_of(self, tiles: tuple[Axis, ...]) -> tuple[list[int], frozenset[int]]:
+        """The shape and dimensions of a state for each lane of tiles; one that is not open yet is the next."""
         shape = [1] * self.rank
-        dims = set()
-        for axis in a.tiles:
+        for axis in tiles:
             dim = self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
             shape[dim] = axis.extent.constant or 1
-            dims.add(dim)
+        return shape, frozenset(k for k, lanes in enumerate(shape) if lanes > 1)
+
+    def start(self, a: Accumulator) -> None:
+        shape, dims = self.lanes_of(a.tiles)
         for name, dtype, value in zip(self.parts(a), a.dtypes, identities(a.monoid, a.dtypes), strict=True):
             number = triton_number(value) if dtype is not DType.BOOL else str(int(value.value))
             narrow = f".to({triton_type(dtype)})" if dtype.is_half else ""
             self.line(f"{name} = tl.full({shape}, {number}, {_held(dtype)}){narrow}")
-            self.dims[name] = frozenset(dims)
+            self.dims[name] = dims
 
     def masked(self, value: Operand, neutral: Const, axes: tuple[Axis, ...], beside: frozenset[int] = _NONE) -> str:
         """A value as it enters a reduction over tile axes: identity where lanes do not count, all lanes present.
@@ -391,6 +392,12 @@ class _Emitter(Emitter):
     def accumulate(self, s: Accumulate) -> None:
         a = s.accumulator
         axes = tuple(x for x in s.lane.axes if x.name in self.tiles)
+        if a.monoid == "welford" and set(axes) <= set(a.tiles):
+            mask, kind = self.mask(frozenset(self.tiles[x.name].dim for x in axes)), triton_type(a.dtypes[0])
+            inside = f"({mask}).to({kind})" if mask is not None else f"tl.full([], 1, {kind})"
+            entering = ", ".join((*self.parts(a), self.operand(s.inputs[0]), inside))
+            self.line(f"{', '.join(self.parts(a))} = op_step_welford({entering})")
+            return
         if a.monoid == "welford":
             state = self.welford(s.inputs[0], axes, f"{a.name}_new")
             self.line(f"{', '.join(self.parts(a))} = op_join_welford({', '.join((*self.parts(a), *state))})")
@@ -398,11 +405,10 @@ class _Emitter(Emitter):
         neutral = identities(a.monoid, a.dtypes)
         beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
         values = [self.masked(v, n, axes, beside) for v, n in zip(s.inputs, neutral, strict=True)]
-        if not a.folded:  # one state for the whole tile
-            for axis in axes:
-                names = [f"{name}_new" for name in self.parts(a)]
-                self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, self.tiles[axis.name].dim)}")
-                values = names
+        for axis in (x for x in axes if x not in a.tiles):  # which have no states of their own
+            names = [f"{name}_new" for name in self.parts(a)]
+            self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, self.tiles[axis.name].dim)}")
+            values = names
         self.line(f"{', '.join(self.parts(a))} = {triton_join(a.monoid, self.parts(a), values, a.dtypes[0])}")
 
     def welford(self, value: Operand, axes: tuple[Axis, ...], name: str) -> list[str]:

@@ -133,7 +133,8 @@ def _on_integer(op: str, args: Sequence[str], dtype: DType) -> str | None:
         case "pow":
             return f"op_pow_integer({arguments})"
         case "bitnot":
-            return f"(~{args[0]})"
+            ones = {DType.U8: 0xFF, DType.U32: 0xFFFFFFFF}.get(dtype, -1)
+            return f"({args[0]} ^ tl.full([], {ones}, {_TYPES[dtype]}))"
         case "isnan" | "isinf":
             return f"({args[0]} != {args[0]})"
         case "signbit":

@@ -308,6 +308,19 @@ def op_fold_argmin(value, index, axis: tl.constexpr):
 
 
 @jit
+def op_step_welford(mean, m2, count, x, inside):
+    """One more value for each state, where `inside` is 1."""
+    count += inside
+    from_old = x - mean
+    if x.dtype == tl.float32:
+        share = libdevice.fast_dividef(inside + 0 * count, tl.maximum(count, 1.0))
+    else:
+        share = inside / tl.maximum(count, 1.0)
+    mean += from_old * share
+    return mean, m2 + from_old * (x - mean) * inside, count
+
+
+@jit
 def op_fold_welford(mean, m2, count, axis: tl.constexpr):
     """States merged along one axis."""
     return tl.reduce((mean, m2, count), axis, op_join_welford, keep_dims=True)

@@ -42,12 +42,16 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class LoadElement:
-    """var = buffer[offset], or zero where `guard` is false."""
+    """var = buffer[offset], or zero where `guard` is false.
+
+    `reuse`: whether the chip's cache should hold on to it ("again") or give it up first ("never"); "" leaves it open.
+    """
 
     var: Var
     buffer: Buffer
     offset: Poly
     guard: Operand | None = None
+    reuse: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +94,12 @@ class FillRandom:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Per-program scratch: an array of `size` elements."""
+    """Per-program scratch: an array of `size` elements, or one cell that has a value for each lane of open tiles."""
 
     name: str
     dtype: DType
     size: int | Poly
+    tiles: tuple[Axis, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

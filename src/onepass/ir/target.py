@@ -26,6 +26,7 @@ class Target:
     vector_bytes: int  # a SIMD register
     held_bytes: int  # what one program keeps close (L1 share or registers)
     cache_bytes: int  # per processor: what a second sweep finds again
+    chip_cache_bytes: int = 0  # what all processors share in front of memory
     shared_bytes: int = 0
     registers: int = 0
     streamed_bytes: int = 1 << 62  # outputs from this size on bypass the caches
@@ -60,6 +61,7 @@ def _gpu(
         name=name, language="triton", processors=processors, launch_us=launch_us,
         memory_bytes_per_us=memory * 1e3, cache_bytes_per_us=cache * 1e3, operations_per_us=operations * 1e3,
         vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
+        chip_cache_bytes=cache_mb << 20,
         shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
         columns=128, held_elements=16384, thread_elements=32,
     )  # fmt: skip

@@ -14,11 +14,11 @@ from ..analysis.access import estimate
 from ..analysis.factor import factor, holds
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, postorder, rebuild
-from ..ir.kernel import Let, Local, ReadLocal, Rescale, Var, WriteLocal
+from ..ir.kernel import Let, Local, Operand, ReadLocal, Rescale, Var, WriteLocal
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, product
 from ..ir.program import Buffer
-from .builder import Finished
+from .builder import Builder, Finished
 
 if TYPE_CHECKING:
     from .sweeps import Item, NestScheduler
@@ -74,7 +74,7 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
     (axis,) = leader.domain - axes
     assert leader.reduce is not None and leader.accumulator is not None
     dtype = leader.reduce.part_dtypes[0]
-    reference = Local(builder.name("reference"), dtype, 1)
+    reference = Local(builder.name("reference"), dtype, 1, leader.accumulator.tiles)
     builder.locals.append(reference)
     builder.add(WriteLocal(reference, Poly.ZERO, const(lowest(dtype), dtype)))
     block = scheduler.online_block
@@ -84,27 +84,24 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
             start = first + count * block
             scheduler.strip_block(axis, block, start, [leader], whole)
             builder.here.parts[leader.reduce] = Finished(leader.accumulator)
+            new = builder.emit(Part(leader.reduce, 0))
             for item, h in followers:
                 assert item.accumulator is not None
-                builder.add(Rescale(item.accumulator, _carry(scheduler, leader.reduce, reference, h)))
-            new = builder.emit(Part(leader.reduce, 0))
+                old = Var(builder.name("old"), dtype)
+                builder.add(ReadLocal(old, reference, Poly.ZERO))
+                builder.add(Rescale(item.accumulator, carry(builder, leader.reduce, h, new, old)))
             builder.add(WriteLocal(reference, Poly.ZERO, new))
             scheduler.strip_block(axis, block, start, [item for item, _ in followers], whole)
-    for item in (leader, *(f for f, _ in followers)):
-        assert item.reduce is not None and item.accumulator is not None
-        builder.here.parts[item.reduce] = Finished(item.accumulator)
+    scheduler.merge_online(leader, followers)
 
 
-def _carry(scheduler: NestScheduler, reduce: Reduce, reference: Local, h: Expr) -> Var:
+def carry(builder: Builder, reduce: Reduce, h: Expr, new: Operand, old: Var) -> Var:
     """exp(h(new) - h(old)); 1 where the reference did not move, so that -inf meets no -inf."""
-    builder = scheduler.builder
     result = Part(reduce, 0)
-    old = Var(builder.name("old"), result.dtype)
-    builder.add(ReadLocal(old, reference, Poly.ZERO))
-    stand_in = Load(Buffer(old.name, result.dtype, (), ()), ())
-    builder.here.values[stand_in] = old
-    moved = pointwise("exp", pointwise("sub", h, _with(h, result, stand_in)))
-    new, factor_value = builder.emit(result), builder.emit(moved)
+    places = [Load(Buffer(builder.name("at"), result.dtype, (), ()), ()) for _ in range(2)]
+    builder.here.values.update(zip(places, (new, old), strict=True))
+    moved = pointwise("exp", pointwise("sub", _with(h, result, places[0]), _with(h, result, places[1])))
+    factor_value = builder.emit(moved)
     same = Var(builder.name("same"), DType.BOOL)
     builder.add(Let(same, "eq", (new, old)))
     chosen = Var(builder.name("carry"), moved.dtype)

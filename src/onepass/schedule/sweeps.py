@@ -355,6 +355,12 @@ class NestScheduler:
         """Positions whose maximum is taken before their terms are added."""
         return ONLINE_BLOCK
 
+    def merge_online(self, leader: Item, followers: list[tuple[Item, Expr]]) -> None:
+        """After an online sweep: its states are the results."""
+        for item in (leader, *(f for f, _ in followers)):
+            assert item.reduce is not None and item.accumulator is not None
+            self.builder.here.parts[item.reduce] = Finished(item.accumulator)
+
     @staticmethod
     def closer(axis: Axis, kind: str, limit: Poly | None = None) -> Callable[[tuple[Statement, ...]], Statement]:
         """Turns statements into a plain loop."""

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest
-from ..ir.expr import Load, postorder
+from ..analysis.nest import Nest, aligned_along
+from ..ir.expr import Expr, Load, Random, postorder
 from ..ir.poly import Axis
 from ..ir.target import Target
 from .layout import AxisOrder, access_scores
 
 ROW_ELEMENTS = 2048  # short rows are gathered until a program has this many elements
+COLUMN_ELEMENTS = 8192  # the same where the rows lie side by side in memory
 LONG_ROW = 32768
 COLUMN_LANES, NARROW_COLUMN = 128, 16  # narrower ones leave parts of a memory sector unused
 TRANSPOSE_BLOCK = 64
+LINE_LANES = 32  # the least of a contiguous axis: narrower tiles share cache lines
+SHARED_LANES = 256  # of a row, in a tile whose rows share an operand
 MAX_WARPS = 16
+THREADS = 1024  # of a processor, where each has a few dozen values
+ONLINE_ELEMENTS, SWEPT_ELEMENTS, ODD_ELEMENTS = 32, 16, 8  # of a step per thread, where few share a processor
 CARRIED_ELEMENTS = 16  # of a row per thread, where states stay in registers from row to row
 TILE_AXES = 3
 
@@ -35,6 +41,7 @@ class TileLayout(AxisOrder):
     lanes: int  # of a strip; 1 where nothing is streamed
     warps: int
     stages: int
+    turns: int = 1  # tiles of `lanes` that a step of an online sweep takes together
     tiled: Axis | None = field(default=None, init=False)
     looped: Axis | None = field(default=None, init=False)
 
@@ -49,7 +56,7 @@ class TileLayout(AxisOrder):
             elif a in self.grid:
                 kind = "grid"
             else:
-                kind = f"swept by {self.lanes}"
+                kind = f"swept by {self.turns} x {self.lanes}" if self.turns > 1 else f"swept by {self.lanes}"
             words.append(f"{a.name}[{a.extent!r}]: {kind}")
         if nest.split is not None:
             words.append(f"split over {nest.split.name}")
@@ -69,14 +76,16 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         default=None,
     )
     columns = best is not None and best in outer and bool(inner)
+    aligned = best is None or aligned_along(nest, best, target.vector_bytes)
     rows = carrying(nest)
     held = _held(nest, inner, chunks, columns, target) if rows is None else tuple(a for a in inner if a is not rows)
     blocks: dict[Axis, int] = {}
-    lanes = 1
+    lanes = turns = 1
+    alone = 0  # warps of a program that has a processor, or a large part of one, to itself
     if rows is not None:
         lanes = min(power_below(max(1, ROW_ELEMENTS // tile_elements(held))), power_below(chunks[rows][1]))
     elif not inner:
-        blocks = _pointwise_blocks(outer, best, scores, strides, budget, target)
+        blocks = _pointwise_blocks(nest, outer, best, scores, strides, budget, target)
     elif held:
         count = tile_elements(held)
         blocks = _row_blocks(outer, best, count, scores, target)
@@ -87,18 +96,112 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         blocks = {best: width}
         lanes = max(2, 2048 // width)
     else:
-        extent = strip_axis(nest, scores).extent.constant
+        vector = strip_axis(nest, scores)
+        extent = vector.extent.constant
         lanes = min(power_above(extent), 2 * budget if extent is None or extent >= LONG_ROW else budget)
+        if not aligned or _moments(nest):
+            lanes = min(lanes, ODD_ELEMENTS * 4 * target.warp)
+        if extent is not None and vector not in chunks and (alone := _warps_alone(nest, vector, target)):
+            lanes, turns = _alone(nest, vector, alone * target.warp, aligned, target)
     if inner and rows is None and (vector := strip_axis(nest, scores)) in chunks:
         lanes = min(lanes, power_below(chunks[vector][1]))
-    elements = lanes * tile_elements(held)
+    elements = lanes * turns * tile_elements(held)
     for block in blocks.values():
         elements *= block
-    per_thread = 32 if elements >= 4 * 1024 * (1 if lanes > 1 else 2) else 16 if elements >= 1024 else 8
+    wide = lanes > 1 or _draws(nest)
+    per_thread = 32 if elements >= 4 * 1024 * (1 if wide else 2) else 16 if elements >= 1024 else 8
+    if rows is None and ((not aligned and not inner) or (lanes > 1 and (not aligned or _moments(nest)))):
+        per_thread = ODD_ELEMENTS
     per_thread = min(per_thread, CARRIED_ELEMENTS if rows is not None else per_thread, target.thread_elements)
-    warps = min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
-    stages = 3 if lanes > 1 or rows is not None else 0
-    return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages)
+    warps = alone or min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
+    if held and columns and best is not None:  # warps side by side along the contiguous axis: none waits for another
+        warps = max(1, blocks.get(best, 1) // (target.warp * target.vector_bytes // _width(nest)))
+    elif held and rows is None:
+        warps = _more_warps(warps, elements, _programs(outer, blocks), target)
+    stages = 3 if (lanes > 1 or rows is not None) and not alone and aligned else 0
+    return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages, turns)
+
+
+def _programs(outer: Sequence[Axis], blocks: dict[Axis, int]) -> int:
+    total = 1
+    for a in outer:
+        total *= -(-estimate(a.extent) // blocks.get(a, 1))
+    return total
+
+
+def _more_warps(warps: int, elements: int, programs: int, target: Target) -> int:
+    """Where programs are so few that all run at once, more threads each: what counts is how soon one is done."""
+    while programs <= 2 * target.processors and warps < 8 and elements > 4 * warps * target.warp:
+        warps *= 2
+    return warps
+
+
+def _moments(nest: Nest) -> bool:
+    """Whether a mean and a variance are kept for every lane: three states."""
+    return any(r.monoid == "welford" for r in reductions(s.value for s in nest.stores))
+
+
+def _draws(nest: Nest) -> bool:
+    """Whether random numbers are drawn: four come at a time and are handed around, best among few threads."""
+    return any(isinstance(e, Random) for e in postorder([s.value for s in nest.stores]))
+
+
+def _warps_alone(nest: Nest, vector: Axis, target: Target) -> int:
+    """Warps of a program that streams a row, where few rows should be on their way at once; 0 if any number may.
+
+    A row that is swept again should still be in the chip's cache then. And where there are fewer rows than
+    processors can take, each gets more threads.
+    """
+    rows = numel(nest.outer)
+    row_bytes = _swept_again(nest, vector)
+
+    def resident(warps: int) -> int:
+        return min(rows, target.processors * max(1, THREADS // (warps * target.warp)))
+
+    def stays(warps: int) -> bool:
+        return resident(warps) * row_bytes * 5 <= target.chip_cache_bytes * 3
+
+    few = next((w for w in (32, 16, 8) if rows * w <= target.processors * 32), 0)
+    most = power_above(vector.extent.constant) // (ONLINE_ELEMENTS * target.warp)
+    if row_bytes and not stays(4):
+        few = max(few, next((w for w in (8, 16, 32) if stays(w)), 0))
+    return min(few, most)
+
+
+def _swept_again(nest: Nest, vector: Axis) -> int:
+    """Bytes of a row that is read before and after a reduction over it."""
+    bound = frozenset((vector, *(a for a, c in nest.bound.items() if c is vector)))
+    total = 0
+    for store in nest.stores:
+        if vector not in store.domain:
+            continue
+        inside = reductions([store.value])
+        before = {e.buffer for e in postorder([v for r in inside for v in r.inputs]) if _varies(e, bound)}
+        after = {e.buffer for e in postorder([store.value], into_reductions=False) if _varies(e, bound)}
+        total = max(total, sum(b.dtype.bytes for b in before & after))
+    return total * (vector.extent.constant or 0)
+
+
+def _varies(e: Expr, axes: frozenset[Axis]) -> TypeGuard[Load]:
+    return isinstance(e, Load) and bool(e.axes & axes)
+
+
+def _alone(nest: Nest, vector: Axis, threads: int, aligned: bool, target: Target) -> tuple[int, int]:
+    """Lanes of a step and how many tiles of them it takes, for a program of so many threads."""
+    ends = reductions(s.value for s in nest.stores)
+    over = [r for r in ends if any(nest.bound[a] is vector for a in r.over)]
+    width = _width(nest)
+    if not any(r.monoid == "max" for r in over) or any(r.monoid not in ("max", "sum") for r in over):
+        few = not aligned or _moments(nest)
+        return threads * min(ODD_ELEMENTS if few else SWEPT_ELEMENTS, target.thread_elements), 1
+    each = target.vector_bytes // width if aligned else 2
+    return threads * each, max(1, min(ONLINE_ELEMENTS if aligned else ODD_ELEMENTS, target.thread_elements) // each)
+
+
+def _width(nest: Nest) -> int:
+    """Bytes of the widest type that is read."""
+    loads = (e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load))
+    return max((e.buffer.dtype.bytes for e in loads), default=4)
 
 
 def carrying(nest: Nest) -> Axis | None:
@@ -144,6 +247,7 @@ def _held(
 
 
 def _pointwise_blocks(
+    nest: Nest,
     outer: Sequence[Axis],
     best: Axis | None,
     scores: dict[Axis, float],
@@ -162,12 +266,34 @@ def _pointwise_blocks(
     while budget > 256 and numel(outer) < 2 * budget * target.processors:
         budget //= 2
     found: dict[Axis, int] = {}
-    for a in (best, *others):
-        lanes = min(power_above(a.extent.constant), budget)
+    shared = _repeated_along(nest, best, others)
+    if shared is not None and budget > SHARED_LANES < estimate(best.extent):
+        found[best] = SHARED_LANES
+        budget //= SHARED_LANES
+        others = [shared, *(a for a in others if a is not shared)]
+    for a in (*(() if found else (best,)), *others):
+        lanes = _tight(a.extent.constant, budget, SHARED_LANES if a is best else 1)
         if lanes > 1 and len(found) < TILE_AXES:
             found[a] = lanes
             budget //= lanes
     return {a: found[a] for a in reversed(found)}  # the contiguous one last
+
+
+def _tight(extent: int | None, most: int, least: int) -> int:
+    """The largest tile of an axis, up to `most` lanes, whose last one is not mostly empty; `least` if there is none."""
+    if extent is None:
+        return most
+    tiles = [1 << k for k in range(min(most, power_above(extent)).bit_length())]
+    fitting = [t for t in tiles if -(-extent // t) * t * 16 <= extent * 17]
+    return max(fitting[-1], min(least, tiles[-1]))
+
+
+def _repeated_along(nest: Nest, best: Axis, others: Sequence[Axis]) -> Axis | None:
+    """The axis along which most operands repeat: a tile of several of its positions reads them once."""
+    loads = {e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load) and best in e.axes}
+    counts = {a: sum(a not in e.axes for e in loads) for a in others if estimate(a.extent) > 1}
+    axis = max(counts, key=lambda a: (counts[a], estimate(a.extent)), default=None)
+    return axis if axis is not None and counts[axis] else None
 
 
 def _row_blocks(
@@ -178,7 +304,9 @@ def _row_blocks(
         return {}
     axis = best if best in outer else max(outer, key=lambda a: (scores.get(a, 0.0), outer.index(a)))
     assert axis is not None
-    rows = min(power_above(axis.extent.constant), power_below(max(1, ROW_ELEMENTS // held)))
-    while rows > 1 and numel(outer) < 2 * rows * target.processors:
+    most = COLUMN_ELEMENTS if axis is best else ROW_ELEMENTS
+    rows = min(power_above(axis.extent.constant), power_below(max(1, most // held)))
+    least = min(rows, LINE_LANES if axis is best else 1)
+    while rows > least and numel(outer) < 2 * rows * target.processors:
         rows //= 2
     return {axis: rows} if rows > 1 else {}

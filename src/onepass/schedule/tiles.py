@@ -16,11 +16,14 @@ from ..ir.expr import Expr, Part, Reduce
 from ..ir.kernel import (
     Accumulate,
     Accumulator,
+    Finish,
     Fold,
     GridAxis,
     Kernel,
     Loop,
+    Operand,
     RandomWord,
+    Rescale,
     Start,
     Statement,
     Tile,
@@ -30,6 +33,8 @@ from ..ir.kernel import (
 from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.program import Buffer, Origin
 from .builder import Finished, Kept
+from .online import carry
+from .reuse import mark_reuse
 from .sweeps import Item, NestScheduler
 from .tile_layout import TileLayout, choose_tiles
 
@@ -45,13 +50,15 @@ class TileScheduler(NestScheduler):
     def _choose_layout(self) -> None:
         self.layout = choose_tiles(self.nest, self.target, self.chunks)
         self.lane = Axis("lane", Poly.of(self.layout.lanes))  # every strip has the same
+        self.turn = Axis("turn", Poly.of(self.layout.turns))  # the tiles of one step
         self.held: dict[Axis, Axis] = {}  # held class -> its tile axis
         self.program_tiles: list[Axis] = []
 
     def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
         kernel = super().build(name, origins)
         wide = any(_needs_wide(b) for b in kernel.parameters)
-        return replace(kernel, warps=self.layout.warps, stages=self.layout.stages, wide=wide, raises=False)
+        body = mark_reuse(kernel.body, self.target)
+        return replace(kernel, body=body, warps=self.layout.warps, stages=self.layout.stages, wide=wide, raises=False)
 
     def _finished_body(self) -> tuple[Statement, ...]:
         axes = [*self.program_tiles, *self.held.values(), *([self.lane] if self.layout.lanes > 1 else [])]
@@ -61,7 +68,7 @@ class TileScheduler(NestScheduler):
     # --- the program ---
 
     def _open_grid(self, axes: Sequence[Axis], items: list[Item]) -> None:
-        for axis in axes:
+        for axis in self.layout.order(axes):  # neighbours in memory run next to each other
             block = self.layout.blocks.get(axis)
             position = Axis(f"g{len(self.grid)}", (axis.extent + (block or 1) - 1) // (block or 1))
             self.grid.append(GridAxis(position, position.extent))
@@ -73,6 +80,8 @@ class TileScheduler(NestScheduler):
             self.program_tiles.append(self._open_tile(axis, block, self.starts[axis]))
         for axis in self.layout.held:
             self.held[axis] = self._open_tile(axis, power_above(axis.extent.constant), Poly.ZERO)
+        if self.layout.turns > 1:
+            self.builder.add(Tile(self.turn, self.layout.turns, ()))
         self._program(items, frozenset((*axes, *self.layout.held)))
 
     def _open_tile(self, axis: Axis, lanes: int, start: Poly) -> Axis:
@@ -130,13 +139,7 @@ class TileScheduler(NestScheduler):
                 lane = self.lane.poly() if self.layout.lanes > 1 else Poly.ZERO
                 self.builder.add(Accumulate(item.accumulator, lane, operands))
             elif item.reduce is not None:
-                over = tuple(self.held[self.nest.bound[a]] for a in item.reduce.over)
-                parts = tuple(Var(self.builder.name(f"{item.reduce.monoid}_"), d) for d in item.reduce.part_dtypes)
-                self.builder.add(Fold(item.reduce.monoid, operands, over, parts))
-                for k, var in enumerate(parts):
-                    self.builder.here.values[Part(item.reduce, k)] = var
-                dummy = Accumulator(parts[0].name, item.reduce.monoid, item.reduce.part_dtypes, 1)
-                self.builder.here.parts[item.reduce] = Finished(dummy)
+                self._fold(item.reduce, operands, tuple(self.held[self.nest.bound[a]] for a in item.reduce.over))
         for item, operands in zip(cluster, values, strict=True):
             if item.store is not None:
                 self.builder.store(item.store.buffer, item.store.index, operands[0], item.store.region)
@@ -149,25 +152,41 @@ class TileScheduler(NestScheduler):
         self._open_loops(self._order(inner - {vector}), cluster, lambda items: self._strip(items, vector))
 
     def _strip(self, items: list[Item], axis: Axis, then: Callable[[list[Item]], None] | None = None) -> None:
-        """A sweep over tiles of `lanes` positions of a class, inside its chunk where it has one; `then` at each."""
-        lanes, limit, within = self.layout.lanes, None, Poly.ZERO
-        spans = self.spans(axis, lanes)
+        """A sweep over a class in steps of a strip, inside its chunk where it has one; `then` at each."""
+        step, limit, within = self._step, None, Poly.ZERO
+        spans = self.spans(axis, step)
         if axis in self.chunks:
             chunk, size = self.chunks[axis]
             start = self.builder.resolve(chunk * size)
-            spans = [(start, Poly.of(-(-size // lanes)), False)]
+            spans = [(start, Poly.of(-(-size // step)), False)]
             if (axis.extent % size).terms:
-                limit = (axis.extent - start + lanes - 1) // lanes
-            within = Poly.of(size) if size % lanes else Poly.ZERO
+                limit = (axis.extent - start + step - 1) // step
+            within = Poly.of(size) if size % step else Poly.ZERO
         for start, count, whole in spans:
             loop = Axis(self.builder.name("i"), count)
-            inside = (within - loop * lanes,) if within.terms else ()
+            inside = (within - loop * step,) if within.terms else ()
             with self.builder.block(self.closer(loop, "sweep", limit)):
-                self._bind_tile(axis, self.lane, lanes, start + loop * lanes, inside, whole)
+                self._open_strip(axis, start + loop * step, inside, whole)
                 if then is not None:
                     then(items)
                 else:
-                    self._point(items, self.lane.poly())
+                    self._point(items, self._position)
+
+    @property
+    def _step(self) -> int:
+        """Positions of a class that a strip has open at once: one tile of lanes, or several."""
+        return self.layout.lanes * self.layout.turns
+
+    @property
+    def _position(self) -> Poly:
+        return self.lane + self.turn * self.layout.lanes if self.layout.turns > 1 else self.lane.poly()
+
+    def _open_strip(self, axis: Axis, start: Poly, within: tuple[Poly, ...] = (), whole: bool = False) -> None:
+        if self.layout.turns > 1:
+            start, ahead = start + self.turn * self.layout.lanes, self.turn * self.layout.lanes
+            within = tuple(p - ahead for p in within)
+        whole = whole or (not within and not (axis.extent % self._step).terms and nonnegative(axis.extent - 1))
+        self._bind_tile(axis, self.lane, self.layout.lanes, start, within, whole)
 
     def spans(self, axis: Axis, size: int) -> list[tuple[Poly, Poly, bool]]:
         """Many blocks run without masks; the one that crosses the end comes after them."""
@@ -178,17 +197,57 @@ class TileScheduler(NestScheduler):
         return [(Poly.ZERO, Poly.of(full), True), (Poly.of(full * size), Poly.ONE, False)]
 
     def started(self, item: Item, axes: frozenset[Axis]) -> Item:
-        """One state for the whole tile: carrying one to a new reference is cheaper than carrying every lane's."""
-        return self._with_accumulator(item, self.layout.lanes, whole=True)
+        """One state for the whole tile: carrying one to a new reference is cheaper than carrying every lane's.
+
+        A step of several tiles has one for each lane: they part the cost, and no thread waits for another.
+        """
+        started = self._with_accumulator(item, self.layout.lanes, whole=self.layout.turns == 1)
+        assert started.accumulator is not None
+        return replace(started, accumulator=replace(started.accumulator, folded=()))
 
     def strip_block(self, axis: Axis, size: int, start: Poly, items: list[Item], whole: bool) -> None:
         if axis not in self.builder.here.bindings:
-            self._bind_tile(axis, self.lane, size, start, whole=whole)
-        self._point(items, self.lane.poly())
+            self._open_strip(axis, start, whole=whole)
+        self._point(items, self._position)
 
     @property
     def online_block(self) -> int:
-        return self.layout.lanes
+        return self._step
+
+    def merge_online(self, leader: Item, followers: list[tuple[Item, Expr]]) -> None:
+        if self.layout.turns == 1:
+            super().merge_online(leader, followers)
+            return
+        assert leader.reduce is not None
+        self.builder.add(Tile(self.lane, self.layout.lanes, ()))
+        own = self._lane_state(leader)
+        top = self._merged(leader, own)
+        for item, h in followers:
+            assert item.accumulator is not None
+            self.builder.add(Rescale(item.accumulator, carry(self.builder, leader.reduce, h, top, own)))
+            self._merged(item, self._lane_state(item))
+
+    def _lane_state(self, item: Item) -> Var:
+        assert item.accumulator is not None
+        own = Var(self.builder.name("own"), item.accumulator.dtypes[0])
+        self.builder.add(Finish(item.accumulator, Poly.ZERO, (own,)))
+        return own
+
+    def _merged(self, item: Item, own: Var) -> Var:
+        """A reduction whose state for each lane is at hand."""
+        assert item.reduce is not None
+        (result,) = self._fold(item.reduce, (own,), (self.lane,))
+        return result
+
+    def _fold(self, reduce: Reduce, values: tuple[Operand, ...], over: tuple[Axis, ...]) -> tuple[Var, ...]:
+        """A reduction over open tiles, finished here."""
+        parts = tuple(Var(self.builder.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
+        self.builder.add(Fold(reduce.monoid, values, over, parts))
+        for k, var in enumerate(parts):
+            self.builder.here.values[Part(reduce, k)] = var
+        dummy = Accumulator(parts[0].name, reduce.monoid, reduce.part_dtypes, 1)
+        self.builder.here.parts[reduce] = Finished(dummy)
+        return parts
 
     def _keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
         return {}
@@ -207,7 +266,7 @@ class TileScheduler(NestScheduler):
         if item.reduce is None or item.accumulator is not None:
             return item
         monoid = item.reduce.monoid
-        striped = (self.lane,) if lanes > 1 and monoid != "welford" and not whole else ()
+        striped = (self.lane,) if lanes > 1 and not whole else ()
         accumulator = Accumulator(
             self.builder.name(f"{monoid}_acc"),
             monoid,
