@@ -46,7 +46,14 @@ def kernel_of(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -
 
 @pytest.mark.parametrize("function", [softmax, log_softmax, logsumexp, norm, scaled])
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((8, 30001), torch.float32), ((3, 65536), torch.bfloat16), ((2, 50257), torch.float16)]
+    ("shape", "dtype"),
+    [
+        ((8, 30001), torch.float32),
+        ((3, 65536), torch.bfloat16),
+        ((2, 50257), torch.float16),
+        ((4, 40960), torch.bfloat16),  # a number of whole tiles, not of whole steps
+        ((3, 36864), torch.float32),
+    ],
 )
 def test_values(function: Callable[..., torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 5).to(dtype)

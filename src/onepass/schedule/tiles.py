@@ -87,14 +87,13 @@ class TileScheduler(NestScheduler):
     def _open_tile(self, axis: Axis, lanes: int, start: Poly) -> Axis:
         """Positions [start, start + lanes) of a class, at once, for the rest of the current scope."""
         tile = Axis(self.builder.name("t"), Poly.of(lanes))
-        self._bind_tile(axis, tile, lanes, start)
+        self._bind_tile(axis, tile, lanes, start, whole=_divides(lanes, axis))
         return tile
 
     def _bind_tile(
         self, axis: Axis, tile: Axis, lanes: int, start: Poly, within: tuple[Poly, ...] = (), whole: bool = False
     ) -> None:
         """`within`: limits beside the end of the class, which itself is one unless no tile crosses it (`whole`)."""
-        whole = whole or (not (axis.extent % lanes).terms and nonnegative(axis.extent - 1) and not within)
         self.builder.add(Tile(tile, lanes, () if whole else (*within, axis.extent - start)))
         self.builder.here.bindings[axis] = axis.poly()
         self.builder.here.physical[axis] = start + tile
@@ -182,11 +181,9 @@ class TileScheduler(NestScheduler):
         return self.lane + self.turn * self.layout.lanes if self.layout.turns > 1 else self.lane.poly()
 
     def _open_strip(self, axis: Axis, start: Poly, within: tuple[Poly, ...] = (), whole: bool = False) -> None:
-        if self.layout.turns > 1:
-            start, ahead = start + self.turn * self.layout.lanes, self.turn * self.layout.lanes
-            within = tuple(p - ahead for p in within)
-        whole = whole or (not within and not (axis.extent % self._step).terms and nonnegative(axis.extent - 1))
-        self._bind_tile(axis, self.lane, self.layout.lanes, start, within, whole)
+        whole = whole or (not within and _divides(self._step, axis))
+        ahead = self.turn * self.layout.lanes if self.layout.turns > 1 else Poly.ZERO
+        self._bind_tile(axis, self.lane, self.layout.lanes, start + ahead, tuple(p - ahead for p in within), whole)
 
     def spans(self, axis: Axis, size: int) -> list[tuple[Poly, Poly, bool]]:
         """Many blocks run without masks; the one that crosses the end comes after them."""
@@ -277,6 +274,11 @@ class TileScheduler(NestScheduler):
         )
         self.builder.add(Start(accumulator))
         return replace(item, accumulator=accumulator)
+
+
+def _divides(step: int, axis: Axis) -> bool:
+    """Whether a class is a number of whole steps."""
+    return not (axis.extent % step).terms and nonnegative(axis.extent - 1)
 
 
 def _needs_wide(buffer: Buffer) -> bool:
