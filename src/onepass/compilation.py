@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from .autograd.exact import needs_exact
 from .explain.debug import build_progress, report_stage
 from .ir.host_json import MalformedProgram
 from .ir.options import Options
@@ -38,7 +39,8 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
     """Compile one AOTAutograd graph, or take it from the cache."""
     builder = builder_for(target)
     cache = default_cache() if options.cache and options.debug < 5 else None  # 5 checks, and stores nothing
-    key = graph_fingerprint(graph, f"{options.code_key()} {target} {direction} {builder.fingerprint()}")
+    extra = f"{options.code_key()} {target} {direction} {needs_exact(graph)} {builder.fingerprint()}"
+    key = graph_fingerprint(graph, extra)
     constants = graph_constants(graph)
     if cache is not None and key is not None and (found := load_graph(cache, key, constants)) is not None:
         record = reattach(found.record, found.nodes, graph)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
+from .autograd.exact import needs_exact
 from .codegen.c import emit_c
 from .codegen.host import emit_host
 from .codegen.triton import emit_triton
@@ -70,7 +71,7 @@ def compile_entry(
         for kernel in kernels:
             verify_kernel(kernel)
     with stage(record, "emit"):
-        sources, numbers = _emit(kernels, target)
+        sources, numbers = _emit(kernels, target, needs_exact(graph))
         watched = observed(program, plan) if options.debug >= CHECK_LEVEL else program
         host = emit_host(watched, plan, scheduled, numbers)
     measure(record, program, plan, scheduled, {k: sources[n] for k, n in numbers.items()}, target)
@@ -81,14 +82,13 @@ def compile_entry(
     return entry, lambda call: checked(call, program, plan)
 
 
-def _emit(kernels: list[Kernel], target: Target) -> tuple[list[KernelSource], dict[Kernel, int]]:
+def _emit(kernels: list[Kernel], target: Target, exact: bool) -> tuple[list[KernelSource], dict[Kernel, int]]:
     """Sources without repetition, and which one each kernel uses."""
     sources: list[KernelSource] = []
     by_key: dict[str, int] = {}
     numbers: dict[Kernel, int] = {}
-    emit = emit_triton if target.language == "triton" else emit_c
     for kernel in kernels:
-        source = emit(kernel)
+        source = emit_triton(kernel, exact) if target.language == "triton" else emit_c(kernel)  # C never contracts
         if source.key not in by_key:
             by_key[source.key] = len(sources)
             sources.append(source)

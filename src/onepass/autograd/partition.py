@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .exact import EXACT, compares_floats
 from .merge import merge_equal
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
@@ -34,10 +35,12 @@ def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModu
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.MUST_RECOMPUTE
         node.meta["ac_graph_id"] = 0
     merge_equal(joint.graph)
+    exact = compares_floats(joint.graph)
     primals = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else ()
     kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
     with functorch_config.patch(_RECOMPUTE):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    forward.meta[EXACT] = backward.meta[EXACT] = exact
     forward.meta[SAVED_BYTES] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
     return forward, backward
 

@@ -59,18 +59,18 @@ _EVICTION = {"again": "evict_last", "never": "evict_first"}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def emit_triton(kernel: Kernel) -> KernelSource:
-    """The Triton module of one kernel."""
+def emit_triton(kernel: Kernel, exact: bool = False) -> KernelSource:
+    """The Triton module of one kernel. `exact`: a product and a sum are never contracted."""
     emitter = _Emitter(kernel)
     text = emitter.unit()
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
     signature = tuple(f"*{signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
-    facts = f"{signature} {kernel.warps} {kernel.stages}"
+    facts = f"{signature} {kernel.warps} {kernel.stages} {exact}"
     key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
     return KernelSource(
         kernel.name, "triton", header(kernel, "#") + text, ENTRY, key, len(pointers), words,
-        raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages,
+        raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages, exact=exact,
     )  # fmt: skip
 
 

@@ -80,12 +80,12 @@ def op_normal_16(x):
 
     A polynomial in t = 1 / (1 + 0.44 |x| / sqrt(2)), fitted for relative error, times exp(-x * x / 2).
     """
-    t = libdevice.fast_dividef(1.0, 1.0 + 0.3111269837220809 * tl.abs(x))
-    p = 0.17532707750797272 - 0.07305312156677246 * t
-    p = 0.02036461979150772 + p * t
-    p = 0.13179369270801544 + p * t
-    p = 0.12128463387489319 + p * t
-    p = 0.12428052723407745 + p * t
+    t = libdevice.fast_dividef(1.0, tl.fma(tl.abs(x), 0.3111269837220809, 1.0))
+    p = tl.fma(t, -0.07305312156677246, 0.17532707750797272)
+    p = tl.fma(p, t, 0.02036461979150772)
+    p = tl.fma(p, t, 0.13179369270801544)
+    p = tl.fma(p, t, 0.12128463387489319)
+    p = tl.fma(p, t, 0.12428052723407745)
     tail = p * t * tl.exp2(x * x * -0.7213475204444817)
     return tl.where(x < 0, tail, 1.0 - tail)
 
@@ -316,8 +316,8 @@ def op_step_welford(mean, m2, count, x, inside):
         share = libdevice.fast_dividef(inside + 0 * count, tl.maximum(count, 1.0))
     else:
         share = inside / tl.maximum(count, 1.0)
-    mean += from_old * share
-    return mean, m2 + from_old * (x - mean) * inside, count
+    mean = tl.fma(from_old, share, mean)
+    return mean, tl.fma(from_old * inside, x - mean, m2), count
 
 
 @jit

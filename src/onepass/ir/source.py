@@ -30,6 +30,7 @@ class KernelSource:
     signature: tuple[str, ...] = ()
     warps: int = 0
     stages: int = 0
+    exact: bool = False  # a product and a sum are never contracted
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
             fn=function, signature=dict(zip(names, source.signature, strict=True)), constexprs={}, attrs=attributes
         )
         options: dict[str, Any] = {"num_warps": source.warps, "num_stages": max(1, source.stages)}
+        options["enable_fp_fusion"] = not source.exact
         if "tl.device_assert" in source.text:
             options |= {"debug": True, "sanitize_overflow": False}
         if _NEED_DENORMALS.search(source.text):
