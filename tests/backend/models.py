@@ -35,7 +35,7 @@ class Block(nn.Module):
         parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) * (width // self.heads) ** -0.5
-        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         mixed = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.silu(self.up(self.norm2(x))))

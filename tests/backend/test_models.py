@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.backend.models import MODELS
-from tests.checking import compare_tensor, compiled
+from tests.checking import DEVICE, compare_tensor, compiled
 
 
 def train(model: nn.Module, run: nn.Module, x: torch.Tensor, steps: int = 3) -> list[torch.Tensor]:
@@ -62,7 +62,7 @@ def test_autocast(name: str) -> None:
     torch.manual_seed(1)
     model, x = MODELS[name].make(), MODELS[name].example()
     ours = copy.deepcopy(model)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         expected = model(x).float().square().mean()
         got = compiled(ours)(x).float().square().mean()
     expected.backward()
@@ -125,7 +125,7 @@ def test_compiled_optimiser_step(kind: str) -> None:
     step = compiled(lambda: optimisers[1].step())
     for number in range(4):
         for a, b in zip(theirs, mine, strict=True):
-            a.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(number))
+            a.grad = torch.randn(a.shape, generator=torch.Generator(DEVICE).manual_seed(number))
             b.grad = a.grad.clone()
         optimisers[0].step()
         step()
