@@ -110,6 +110,8 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         elements *= block
     wide = lanes > 1 or _draws(nest)
     per_thread = 32 if elements >= 4 * 1024 * (1 if wide else 2) else 16 if elements >= 1024 else 8
+    if not inner and elements <= budget:
+        per_thread = budget // (4 * target.warp)
     if rows is None and ((not aligned and not inner) or (lanes > 1 and (not aligned or _moments(nest)))):
         per_thread = ODD_ELEMENTS
     per_thread = min(per_thread, CARRIED_ELEMENTS if rows is not None else per_thread, target.thread_elements)

@@ -33,6 +33,7 @@ from ..ir.kernel import (
 from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.program import Buffer, Origin
 from .builder import Finished, Kept
+from .early_loads import early_loads
 from .online import carry
 from .reuse import mark_reuse
 from .sweeps import Item, NestScheduler
@@ -57,7 +58,7 @@ class TileScheduler(NestScheduler):
     def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
         kernel = super().build(name, origins)
         wide = any(_needs_wide(b) for b in kernel.parameters)
-        body = mark_reuse(kernel.body, self.target)
+        body = early_loads(mark_reuse(kernel.body, self.target))
         return replace(kernel, body=body, warps=self.layout.warps, stages=self.layout.stages, wide=wide, raises=False)
 
     def _finished_body(self) -> tuple[Statement, ...]:
