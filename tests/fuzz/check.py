@@ -76,6 +76,8 @@ def failure(program: Program, backend: str | Compiler = BACKEND) -> str | None:
     Where it does, aot_eager is wrong too, and what it does takes eager's place.
     """
     wrong = _difference(program, backend, "eager")
+    if isinstance(wrong, torch.AcceleratorError):  # nothing runs after it: everything would be wrong alike
+        raise AssertionError(program.repro(_text(wrong))) from wrong
     if wrong is None:
         return None
     traced = _difference(program, "aot_eager", "eager")
