@@ -264,6 +264,22 @@ def test_integer_wrap_around() -> None:
         )
 
 
+def test_dividing_by_a_product_of_sizes() -> None:
+    """Inputs that overlap become views of one base; with sizes known at run time its index divides by products."""
+
+    def inputs() -> list[torch.Tensor]:
+        x = grid(5, 3, 40).clone()[1:4, 1:2, 1:40:3]
+        return [grid(3, 1, 13), x, x.unsqueeze(0)]
+
+    def function(_: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        x.fill_(0.75)
+        return [x + y]
+
+    ours = execute(compiled(function, dynamic=True), inputs(), False)
+    eager = execute(function, inputs(), False)
+    compare(ours, eager, None)
+
+
 def test_denormal_numbers_are_not_zero() -> None:
     small = [1e-45, -1e-45, 3e-41, -3e-41, 1.1e-38, 1e-38, 1.5e-38, 1.0]
 

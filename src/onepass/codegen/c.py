@@ -105,7 +105,7 @@ class _Emitter(Emitter):
             if k == 0:
                 self.line(f"const int64_t {name} = {left};")
                 continue
-            extent = self.poly(axes[k].extent)
+            extent = self.divisor(axes[k].extent)
             self.line(f"const int64_t {name} = {left} % {extent}, rest{k} = {left} / {extent};")
             left = f"rest{k}"
 
@@ -136,7 +136,7 @@ class _Emitter(Emitter):
         return f"{value}LL" if value > 0x7FFFFFFF else str(value)
 
     def division(self, atom: Quotient | Remainder) -> str:
-        a, b = self.poly(atom.numerator), self.poly(atom.denominator)
+        a, b = self.poly(atom.numerator), self.divisor(atom.denominator)
         quotient = isinstance(atom, Quotient)
         if nonnegative(atom.numerator):
             return f"({a} {'/' if quotient else '%'} {b})"

@@ -60,6 +60,11 @@ class Emitter(ABC):
         text = "".join(parts) or "0"
         return f"({text})" if len(poly.terms) > 1 or text.startswith("-") else text
 
+    def divisor(self, poly: Poly) -> str:
+        """A poly to divide by; a product in parentheses, or only its first factor would divide."""
+        product = len(poly.terms) == 1 and poly.terms[0][1] > 0 and len(poly.terms[0][0]) + (poly.terms[0][1] > 1) > 1
+        return f"({self.poly(poly)})" if product else self.poly(poly)
+
     def atom(self, atom: Atom) -> str:
         match atom:
             case Axis():

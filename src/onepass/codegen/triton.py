@@ -123,7 +123,7 @@ class _Emitter(Emitter):
             if k == 0:
                 self.line(f"{name} = {left}")
                 continue
-            extent = self.poly(axes[k].extent)
+            extent = self.divisor(axes[k].extent)
             self.line(f"program{k} = {left}")
             self.line(f"{name} = program{k} % {extent}")
             left = f"(program{k} // {extent})"
@@ -131,7 +131,7 @@ class _Emitter(Emitter):
     # --- text ---
 
     def division(self, atom: Quotient | Remainder) -> str:
-        a, b = self.poly(atom.numerator), self.poly(atom.denominator)
+        a, b = self.poly(atom.numerator), self.divisor(atom.denominator)
         quotient = isinstance(atom, Quotient)
         if nonnegative(atom.numerator) or not _names(atom.numerator):
             return f"({a} {'//' if quotient else '%'} {b})"
