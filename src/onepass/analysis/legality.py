@@ -22,7 +22,6 @@ from .nest import Nest, Refusal, aligned_along, direct_reductions, offsets, open
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
-PROGRAM_ELEMENTS = 1 << 15  # what a program of many threads does in the time of another launch or two
 CARRIED_ROWS = 8  # the least a program gets where it carries states from row to row: its partial result costs as much
 
 
@@ -57,7 +56,7 @@ def _enough(nest: Nest, work: int, target: Target) -> bool:
     while others would be started."""
     programs = programs_of(nest, target)
     if target.warp and programs == numel(nest.outer):
-        return 2 * programs >= target.processors or work <= PROGRAM_ELEMENTS * programs
+        return 2 * programs >= target.processors or work <= SERIAL_ELEMENTS * programs
     return programs >= 2 * target.processors
 
 
@@ -183,8 +182,7 @@ def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) ->
         if along.get(axis) is Poly.ONE and along.keys() & inner:
             return ": rows are not contiguous"
     if target.warp:
-        contiguous = [c for c in inner if any(o.coefficient(c) is Poly.ONE for o in offsets(nest))]
-        if any(not aligned_along(nest, c, target.vector_bytes) for c in contiguous):
+        if any(not aligned_along(nest, c, target.vector_bytes) for c in inner):
             return ": rows do not start where whole vectors do"
         loads = {e for e in postorder(opened(nest)) if isinstance(e, Load) and e.axes & inner}
         values = len(loads) + len(reductions(s.value for s in nest.stores))

@@ -133,14 +133,14 @@ class _Emitter(Emitter):
     def division(self, atom: Quotient | Remainder) -> str:
         a, b = self.poly(atom.numerator), self.divisor(atom.denominator)
         quotient = isinstance(atom, Quotient)
-        if nonnegative(atom.numerator) or not _names(atom.numerator):
+        if nonnegative(atom.numerator) or not atom.numerator.names():
             return f"({a} {'//' if quotient else '%'} {b})"
         return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
 
     def poly_dims(self, poly: Poly) -> frozenset[int] | None:
         """The dimensions an index varies over; None for a scalar."""
         found: frozenset[int] | None = None
-        for name in _names(poly):
+        for name in poly.names():
             if name in self.dims:
                 found = (found or _NONE) | self.dims[name]
         return found
@@ -160,7 +160,7 @@ class _Emitter(Emitter):
                 return value.name
             case Const():
                 return triton_const(value)
-        if not _names(value):
+        if not value.names():
             return f"tl.full([], {self.poly(value)}, tl.int64)"
         return f"tl.cast({bare(self.poly(value))}, tl.int64)"
 
@@ -232,7 +232,7 @@ class _Emitter(Emitter):
         if s.op in _COMPARISONS and all(isinstance(a, Poly) for a in s.args):
             sides = [self.poly(a) for a in s.args if isinstance(a, Poly)]
             text = triton_pointwise(s.op, sides, [DType.I64] * 2, DType.BOOL)
-            named = any(_names(a) for a in s.args if isinstance(a, Poly))
+            named = any(a.names() for a in s.args if isinstance(a, Poly))
             self.define(s.var, text if named else f"tl.full([], {text}, tl.int1)", dims)
             return
         args = [self.operand(a) for a in s.args]
@@ -488,17 +488,6 @@ def _rank(body: tuple[Statement, ...]) -> int:
 
 def _innermost(loop: Loop) -> bool:
     return not any(isinstance(s, Loop) for s in walk(loop.body))
-
-
-def _names(poly: Poly) -> set[str]:
-    """Every name an index expression mentions."""
-    found: set[str] = set()
-    for atom in poly.atoms():
-        if isinstance(atom, Quotient | Remainder):
-            found |= _names(atom.numerator) | _names(atom.denominator)
-        else:
-            found.add(atom.name)  # type: ignore[attr-defined]
-    return found
 
 
 def _held(dtype: DType) -> str:

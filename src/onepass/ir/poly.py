@@ -188,6 +188,16 @@ class Poly(metaclass=Interned):
                 found |= atom.numerator.symbols() | atom.denominator.symbols()
         return found
 
+    def names(self) -> set[str]:
+        """Every name this poly mentions, at any depth: of axes and of sizes."""
+        found: set[str] = set()
+        for atom in self.atoms():
+            if isinstance(atom, Quotient | Remainder):
+                found |= atom.numerator.names() | atom.denominator.names()
+            elif isinstance(atom, Axis | Symbol):
+                found.add(atom.name)
+        return found
+
     def indirects(self) -> list[Indirect]:
         """Data-dependent atoms at any depth, in printing order."""
         found: dict[Indirect, None] = {}

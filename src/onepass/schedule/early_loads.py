@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.kernel import Bind, Let, LoadElement, Loop, Operand, RandomWord, Statement, Tile, Var, When
-from ..ir.poly import Poly, Quotient, Remainder
+from ..ir.poly import Poly
 
 
 def early_loads(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -23,7 +23,7 @@ def early_loads(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
             case Loop() | When():
                 s = replace(s, body=early_loads(s.body))
             case LoadElement():
-                needs = _names(s.offset) | (_names(s.guard) if s.guard is not None else set())
+                needs = _names(s.offset) | _names(s.guard)
                 place = max([floor, *(defined[n] + 1 for n in needs if n in defined)])
                 while place < len(result) and isinstance(result[place], LoadElement | Tile | Bind):
                     place += 1  # loads keep their order
@@ -34,7 +34,7 @@ def early_loads(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
                 continue
         if name := _defines(s):
             defined[name] = len(result)
-        elif not isinstance(s, Let | Tile | Bind):
+        else:
             floor, defined = len(result) + 1, {}
         result.append(s)
     return tuple(result)
@@ -49,13 +49,7 @@ def _defines(s: Statement) -> str:
     return ""
 
 
-def _names(value: Operand) -> set[str]:
+def _names(value: Operand | None) -> set[str]:
     if isinstance(value, Var):
         return {value.name}
-    found: set[str] = set()
-    for atom in value.atoms() if isinstance(value, Poly) else ():
-        if isinstance(atom, Quotient | Remainder):
-            found |= _names(atom.numerator) | _names(atom.denominator)
-        else:
-            found.add(atom.name)  # type: ignore[attr-defined]
-    return found
+    return value.names() if isinstance(value, Poly) else set()

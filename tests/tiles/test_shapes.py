@@ -1,0 +1,69 @@
+"""The rules of decision 6: what a GPU program takes, by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onepass
+
+pytest.importorskip("triton")
+Make = Callable[[], list[torch.Tensor]]
+
+
+def kernels(function: Callable[..., Any], make: Make, direction: str = "inference") -> list[Any]:
+    with FakeTensorMode():
+        explanation = onepass.explain(function, *make(), target="sm_90", options={"cache": False})
+    return [k for g in explanation.graphs if g.direction == direction for k in g.kernels]
+
+
+def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], w, w)
+
+
+def trained(rows: int, columns: int) -> Make:
+    return lambda: [torch.empty(s).requires_grad_() for s in ((rows, columns), (columns,))]
+
+
+def test_rows_and_columns_too_many_to_hold_are_two_kernels() -> None:
+    """One program would sweep columns within rows: it took a hundred times as long."""
+    for rows, columns in ((3, 4097), (3, 1000)):
+        found = kernels(norm, trained(rows, columns), "backward")
+        assert len(found) == 2 and not any(k.schedule.count("swept") > 1 for k in found)
+
+
+def test_rows_that_start_anywhere_carry_nothing() -> None:
+    aligned = [k.schedule for k in kernels(norm, trained(20000, 4096), "backward")]
+    odd = [k.schedule for k in kernels(norm, trained(20000, 4097), "backward")]
+    assert any("split over c0" in s and "held" in s for s in aligned)
+    assert not any("split over c0" in s and "held" in s for s in odd)
+
+
+def test_neighbours_in_memory_are_neighbouring_programs() -> None:
+    def function(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * row)
+
+    make = lambda: [torch.empty(1000, 8192).t(), torch.empty(1000)]  # noqa: E731
+    (kernel,) = kernels(function, make)
+    # Contiguous along the first dimension, so its tiles are the ones counted fastest.
+    assert "g1 = program1 % 8\n" in kernel.source and "c0[8192]: grid x tile 1024" in kernel.schedule
+
+
+def test_warps_lie_along_the_contiguous_axis() -> None:
+    make = lambda: [torch.empty(7, 1_000_000, dtype=torch.float16).t()]  # noqa: E731
+    (kernel,) = kernels(lambda x: x.sum(-1), make)
+    assert "tile 1024" in kernel.schedule and "4 warps" in kernel.schedule  # 32 threads x 8 elements x 4
+
+
+def test_loads_come_before_random_numbers() -> None:
+    make = lambda: [torch.empty(4096, 4096, dtype=torch.bfloat16) for _ in range(2)]  # noqa: E731
+    (kernel,) = kernels(lambda x, y: F.dropout(x, 0.1) + y, make)
+    lines = kernel.source.splitlines()
+    draw = next(n for n, line in enumerate(lines) if "op_random4(" in line and "import" not in line)
+    loads = [n for n, line in enumerate(lines) if "tl.load" in line]
+    assert len(loads) >= 2 and max(loads) < draw
