@@ -39,7 +39,8 @@ test: $(STAMP)
 # From the source folder with the machine's own torch and triton: nothing is installed. A smoke test goes first.
 GPU_PYTHON ?= $(PYTHON)
 SECONDS ?= 120
-GPU = PYTHONPATH=src:. ONEPASS_TEST_DEVICE=cuda ONEPASS_FUZZ_SECONDS=$(SECONDS) $(GPU_PYTHON) -m pytest -q
+GPU = PYTHONPATH=src:. ONEPASS_TEST_DEVICE=cuda ONEPASS_FUZZ_SECONDS=$(SECONDS) ONEPASS_FUZZ_SHARDS=$(WORKERS) \
+  $(GPU_PYTHON) -m pytest -q
 gpu:
 	$(GPU) tests/gpu -k a_kernel_runs
 	$(GPU) -n $(WORKERS) --dist worksteal tests/gpu tests/fuzz/test_random_programs.py tests/fuzz/test_named.py \

@@ -97,7 +97,8 @@ def _outcome(worker: _Worker, ready: bool) -> tuple[Any, bool] | None:
     """(result, whether the process must be replaced), None while the job runs."""
     if ready:
         try:
-            return worker.connection.recv(), False
+            result = worker.connection.recv()
+            return result, isinstance(result, Failure)  # what raised may have left a GPU that no longer answers
         except (EOFError, ConnectionResetError):
             worker.process.join()
             return Failure(f"the process died with exit code {worker.process.exitcode}"), True

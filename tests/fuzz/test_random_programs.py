@@ -1,4 +1,4 @@
-"""Random programs for ONEPASS_FUZZ_SECONDS (240); ONEPASS_FUZZ_SEED moves to others. One test per core."""
+"""Random programs for ONEPASS_FUZZ_SECONDS (240), in ONEPASS_FUZZ_SHARDS tests; ONEPASS_FUZZ_SEED moves to others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz.generate import generate
 
 SECONDS = float(os.environ.get("ONEPASS_FUZZ_SECONDS", "240"))
 SEED = int(os.environ.get("ONEPASS_FUZZ_SEED", "1000000"))
-SHARDS = 2
+SHARDS = int(os.environ.get("ONEPASS_FUZZ_SHARDS", "2"))
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

@@ -120,6 +120,8 @@ def _pairs(values: list[Expr]) -> Iterable[tuple[Load, Load]]:
 def _match(classes: _Classes, first: Load, second: Load) -> None:
     for p, q in zip(first.index, second.index, strict=True):
         one, two = _single(p), _single(q)
+        if one is None and two is None:
+            _match_digits(classes, p, q)
         if one is None or two is None or one[1] is not two[1]:
             continue
         (a, _, start_a), (b, _, start_b) = one, two
@@ -129,6 +131,16 @@ def _match(classes: _Classes, first: Load, second: Load) -> None:
             classes.unify(a, b)
         elif one[1] is Poly.ONE and a not in classes.bound and b not in classes.bound:
             _embed(classes, a, b, start_b - start_a)
+
+
+def _match_digits(classes: _Classes, p: Poly, q: Poly) -> None:
+    """Two positions written in several axes each: those of equal step and extent run along the same data."""
+    steps = {p.coefficient(a): a for a in p.axes}
+    for b in q.axes:
+        a = steps.get(q.coefficient(b))
+        known = a is not None and q.coefficient(b) is not None and a in classes.parent and b in classes.parent
+        if a is not None and known and a.extent is b.extent and classes.can_unify(a, b):
+            classes.unify(a, b)
 
 
 def _embed(classes: _Classes, a: Axis, b: Axis, shift: Poly) -> None:

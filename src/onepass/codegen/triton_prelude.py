@@ -262,13 +262,20 @@ def op_join_argmin(value, index, x, at):
 
 @jit
 def op_join_welford(mean, m2, count, mean_b, m2_b, count_b):
-    """Chan's rule; an empty state changes nothing."""
+    """Chan's rule; an empty state changes nothing.
+
+    The same bits whichever state comes first: threads that merge in opposite orders must agree on the result.
+    """
     total = count + count_b
-    delta = mean_b - mean
-    share = tl.where(count_b == 0, 0.0, count_b / tl.where(total == 0, 1.0, total)).to(mean.dtype)
-    spread = tl.where(count_b == 0, 0.0, delta * delta * (count * share)).to(mean.dtype)
-    moved = tl.where(count == 0, mean_b, mean + delta * share)
-    return moved, m2 + m2_b + spread, total
+    empty = (count == 0) | (count_b == 0)
+    part = 1.0 / tl.where(total == 0, 1.0, total)
+    first = mean < mean_b
+    low = tl.where(first, mean, mean_b)
+    delta = tl.where(first, mean_b, mean) - low
+    moved = low + delta * (tl.where(first, count_b, count) * part)
+    moved = tl.where(count == 0, mean_b, tl.where(count_b == 0, mean, moved)).to(mean.dtype)
+    spread = tl.where(empty, 0.0, delta * delta * (count * count_b * part)).to(mean.dtype)
+    return moved, (m2 + m2_b) + spread, total
 
 
 @jit

@@ -127,6 +127,15 @@ class Context:
                 self._constants[known.buffer] = value
         return known
 
+    def mark_constant(self, buffer: Buffer, value: Const) -> None:
+        """Note that all of a buffer is one number: kernels need not read it."""
+        self._constants[buffer] = value
+
+    def copy_constant(self, source: Any, buffer: Buffer) -> None:
+        """Note that a buffer is a copy of all of another, whose number it then has too."""
+        if isinstance(source, Ref) and source.buffer in self._constants:
+            self.mark_constant(buffer, self._constants[source.buffer])
+
     def _with_constants(self, value: Expr) -> Expr:
         """The value with loads of constant buffers replaced by the constant."""
         constants = self._constants

@@ -144,8 +144,16 @@ class _Lowering:
             except Unsupported:
                 pass
             else:
-                return self.ctx.define(literal(number, meta.dtype), meta)
+                if self.is_here(meta.device):
+                    return self.ctx.define(literal(number, meta.dtype), meta)
+                held = self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
+                self.ctx.mark_constant(held.buffer, literal(number, meta.dtype))
+                return held  # kernels know the number; what runs on the other device has the tensor
         return self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
+
+    def is_here(self, device: str) -> bool:
+        """Whether this graph's kernels can write there."""
+        return not self.device or torch.device(device).type == self.device
 
     # operations
 
@@ -190,7 +198,7 @@ class _Lowering:
         devices |= {meta.device for meta in self.ctx.outs}
         if len(devices) > 1:
             raise Unsupported("several devices")
-        if self.device and any(torch.device(d).type != self.device for d in devices):
+        if not all(map(self.is_here, devices)):
             raise Unsupported(f"not on the {self.device} device that this graph's kernels run on")
         positional, named = normalise(node.target, args, kwargs)
         return rule(self.ctx, *positional, **named)
@@ -221,7 +229,10 @@ class _Lowering:
     def extern(self, node: Node, why: str) -> Any:
         """Run the node as eager would; tensors it reads become views with FX's strides."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.argument)
-        return self.extern_call(node, node.target, tuple(args), dict(kwargs), why)
+        result = self.extern_call(node, node.target, tuple(args), dict(kwargs), why)
+        if node.target is aten.lift_fresh_copy.default and isinstance(result, Ref):
+            self.ctx.copy_constant(self.values[node.args[0]], result.buffer)
+        return result
 
     def extern_call(self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
         value = node.meta.get("val", args[0] if target is graph_constant else None)
