@@ -43,8 +43,9 @@ GPU = PYTHONPATH=src:. ONEPASS_TEST_DEVICE=cuda ONEPASS_FUZZ_SECONDS=$(SECONDS) 
   $(GPU_PYTHON) -m pytest -q
 gpu:
 	$(GPU) tests/gpu -k a_kernel_runs
-	$(GPU) -n $(WORKERS) --dist worksteal tests/gpu tests/fuzz/test_random_programs.py tests/fuzz/test_named.py \
-	  tests/opdb/test_opdb.py tests/backend/test_models.py tests/tiles/test_accuracy.py
+	$(GPU) -n $(WORKERS) --dist worksteal tests/gpu tests/fuzz/test_named.py tests/opdb/test_opdb.py \
+	  tests/backend/test_models.py tests/tiles/test_accuracy.py
+	$(GPU) -n $(WORKERS) --dist load tests/fuzz/test_random_programs.py
 
 OURS = --kernel-name regex=onepass_kernel
 gpu-sanitize:
