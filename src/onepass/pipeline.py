@@ -28,6 +28,7 @@ from .ir.verify import verify_program
 from .ir.verify_kernel import verify_kernel, verify_plan
 from .lowering.fingerprint import kernel_device, node_names
 from .lowering.graph import lower_graph
+from .planner.contractions import choose_contractions
 from .planner.plan import plan_fusion
 from .runtime.entries import GraphEntry
 from .schedule.group import schedule_group
@@ -59,7 +60,9 @@ def compile_entry(
         )
         verify_program(program)
     with stage(record, "plan"):
-        plan = plan_fusion(program, target, options)
+        regions = choose_contractions(program, target, options)
+        program = regions.program
+        plan = plan_fusion(regions, target, options)
         verify_plan(program, plan)
     with stage(record, "schedule"):
         scheduled: dict[Group, ScheduledGroup] = {}

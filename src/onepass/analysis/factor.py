@@ -89,6 +89,17 @@ def holds(e: Expr, r: Expr, h: Expr) -> bool:
     return True
 
 
+def same_number(e: Expr, other: Expr) -> bool:
+    """Whether two expressions agree on random numbers in float64."""
+    draw = random.Random(1)
+    leaves = [n for n in postorder([e, other], into_reductions=False) if isinstance(n, Load | Part | Index | Random)]
+    for _ in range(8):
+        sample: dict[Expr, float] = {n: draw.uniform(0.5, 2.0) for n in leaves}
+        if not math.isclose(_number(e, sample), _number(other, sample), rel_tol=1e-9, abs_tol=1e-12):
+            return False
+    return True
+
+
 def _number(e: Expr, sample: dict[Expr, float]) -> float:
     """The value of an expression in float64, its leaves given."""
     memo: dict[Expr, Expr] = {}

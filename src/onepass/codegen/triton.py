@@ -17,6 +17,7 @@ from ..ir.kernel import (
     Accumulate,
     Accumulator,
     Bind,
+    Contract,
     Finish,
     Fold,
     Kernel,
@@ -53,7 +54,7 @@ from .triton_ops import (
 )
 
 ENTRY = "onepass_kernel"
-_NONE: frozenset[int] = frozenset()
+_NONE: frozenset[str] = frozenset()
 _CHECKED = ("wrap_index", "check_index")
 _EVICTION = {"again": "evict_last", "never": "evict_first"}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -92,7 +93,8 @@ class _Emitter(Emitter):
         self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
         self.index = "tl.int64" if kernel.wide else "tl.int32"
         self.tiles: dict[str, _Open] = {}
-        self.dims: dict[str, frozenset[int]] = {}  # of every block-valued name; scalars have no entry
+        self.dims: dict[str, frozenset[str]] = {}  # the tile axes of every block-valued name; scalars have no entry
+        self.loaded: set[str] = set()  # names that hold zero where lanes do not count
         self.rank = _rank(kernel.body)
 
     # --- the unit ---
@@ -137,17 +139,17 @@ class _Emitter(Emitter):
             return f"({a} {'//' if quotient else '%'} {b})"
         return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
 
-    def poly_dims(self, poly: Poly) -> frozenset[int] | None:
-        """The dimensions an index varies over; None for a scalar."""
-        found: frozenset[int] | None = None
+    def poly_dims(self, poly: Poly) -> frozenset[str] | None:
+        """The tile axes an index varies over; None for a scalar."""
+        found: frozenset[str] | None = None
         for name in poly.names():
             if name in self.dims:
                 found = (found or _NONE) | self.dims[name]
         return found
 
-    def dims_of(self, *operands: Operand | None) -> frozenset[int] | None:
-        """The dimensions that operands together vary over; None if all are scalars."""
-        found: frozenset[int] | None = None
+    def dims_of(self, *operands: Operand | None) -> frozenset[str] | None:
+        """The tile axes that operands together vary over; None if all are scalars."""
+        found: frozenset[str] | None = None
         for o in operands:
             own = self.poly_dims(o) if isinstance(o, Poly) else self.dims.get(o.name) if isinstance(o, Var) else None
             if own is not None:
@@ -164,21 +166,20 @@ class _Emitter(Emitter):
             return f"tl.full([], {self.poly(value)}, tl.int64)"
         return f"tl.cast({bare(self.poly(value))}, tl.int64)"
 
-    def mask(self, dims: frozenset[int] | None, *conditions: str) -> str | None:
-        """Which lanes of these dimensions count, and the conditions; None where all do."""
-        masks = [t.mask for t in self.tiles.values() if t.mask is not None and dims is not None and t.dim in dims]
+    def mask(self, dims: frozenset[str] | None, *conditions: str) -> str | None:
+        """Which lanes of these axes count, and the conditions; None where all do."""
+        masks = [t.mask for n, t in self.tiles.items() if t.mask is not None and dims is not None and n in dims]
         found = [*masks, *conditions]
         return " & ".join(found) if found else None
 
-    def shape(self, dims: frozenset[int]) -> list[int]:
-        """Lanes of the open axes in these dimensions, 1 elsewhere."""
+    def shape(self, dims: frozenset[str]) -> list[int]:
+        """Lanes of these axes in their dimensions, 1 elsewhere."""
         shape = [1] * self.rank
-        for t in self.tiles.values():
-            if t.dim in dims:
-                shape[t.dim] = t.lanes
+        for name in dims:
+            shape[self.tiles[name].dim] = self.tiles[name].lanes
         return shape
 
-    def define(self, var: Var, text: str, dims: frozenset[int] | None) -> None:
+    def define(self, var: Var, text: str, dims: frozenset[str] | None) -> None:
         self.line(f"{var.name} = {text}")
         if dims is not None:
             self.dims[var.name] = dims
@@ -214,7 +215,10 @@ class _Emitter(Emitter):
                 self.fold(s)
             case Rescale():
                 name, factor = f"{s.accumulator.name}_0", self.operand(s.factor)
-                self.line(f"{name} = tl.where({factor} == 0, 0.0, {name} * {factor})")
+                scaled = f"{name} * {factor}"
+                self.line(f"{name} = {f'tl.where({factor} == 0, 0.0, {scaled})' if s.guarded else scaled}")
+            case Contract():
+                self.contract(s)
             case Loop():
                 self.loop(s)
             case Tile():
@@ -242,7 +246,7 @@ class _Emitter(Emitter):
         text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
         self.define(s.var, bare(text), dims)
 
-    def checked_index(self, s: Let, args: list[str], dims: frozenset[int] | None) -> None:
+    def checked_index(self, s: Let, args: list[str], dims: frozenset[str] | None) -> None:
         """An index from data: outside its dimension the program stops, as eager's does on a GPU."""
         index, size = args
         if s.op == "wrap_index":
@@ -271,6 +275,7 @@ class _Emitter(Emitter):
         arguments = [f"{self.pointers[s.buffer]} + {offset}", *([f"mask={mask}, other=0"] if mask is not None else [])]
         arguments += [f'eviction_policy="{_EVICTION[s.reuse]}"'] if s.reuse else []
         self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
+        self.loaded.add(s.var.name)
 
     def store(self, s: StoreElement) -> None:
         dims, value = self.dims_of(s.offset), self.operand(s.value)
@@ -308,10 +313,10 @@ class _Emitter(Emitter):
     def tile(self, s: Tile) -> None:
         name = s.axis.name
         open_tiles = {n: t for n, t in self.tiles.items() if n != name}
-        dim = len(open_tiles)
+        dim = len(open_tiles) if s.dim is None else s.dim
         cast = ".to(tl.int64)" if self.kernel.wide else ""
         self.line(f"{name} = tl.arange(0, {s.lanes}){self.spread(dim)}{cast}")
-        self.dims[name] = frozenset((dim,))
+        self.dims[name] = frozenset((name,))
         mask = None
         count = str(s.lanes)
         if s.limits:
@@ -353,13 +358,13 @@ class _Emitter(Emitter):
     def parts(self, a: Accumulator) -> list[str]:
         return [f"{a.name}_{k}" for k in range(len(a.dtypes))]
 
-    def lanes_of(self, tiles: tuple[Axis, ...]) -> tuple[list[int], frozenset[int]]:
-        """The shape and dimensions of a state for each lane of tiles; one that is not open yet is the next."""
+    def lanes_of(self, tiles: tuple[Axis, ...]) -> tuple[list[int], frozenset[str]]:
+        """The shape and axes of a state for each lane of tiles; one that is not open yet is the next."""
         shape = [1] * self.rank
         for axis in tiles:
             dim = self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
             shape[dim] = axis.extent.constant or 1
-        return shape, frozenset(k for k, lanes in enumerate(shape) if lanes > 1)
+        return shape, frozenset(a.name for a in tiles)
 
     def start(self, a: Accumulator) -> None:
         shape, dims = self.lanes_of(a.tiles)
@@ -369,22 +374,22 @@ class _Emitter(Emitter):
             self.line(f"{name} = tl.full({shape}, {number}, {_held(dtype)}){narrow}")
             self.dims[name] = dims
 
-    def masked(self, value: Operand, neutral: Const, axes: tuple[Axis, ...], beside: frozenset[int] = _NONE) -> str:
+    def masked(self, value: Operand, neutral: Const, axes: tuple[Axis, ...], beside: frozenset[str] = _NONE) -> str:
         """A value as it enters a reduction over tile axes: identity where lanes do not count, all lanes present.
 
-        `beside`: dimensions of the values that enter with it.
+        `beside`: axes of the values that enter with it.
         """
         text, other = self.operand(value), triton_const(neutral)
         if neutral.dtype is DType.BOOL:
             text = f"({text} != 0).to(tl.int32)" if operand_dtype(value) is not DType.BOOL else f"{text}.to(tl.int32)"
             other = f"tl.full([], {int(neutral.value)}, tl.int32)"
         dims = self.dims_of(value) or _NONE
-        over = frozenset(self.tiles[a.name].dim for a in axes)
+        over = frozenset(a.name for a in axes)
         whole = over | beside
         mask = self.mask(over)
         if mask is not None:
             text = f"tl.where({mask}, {text}, {other})"
-            dims |= frozenset(t.dim for t in self.tiles.values() if t.mask is not None and t.dim in over)
+            dims |= frozenset(n for n in over if self.tiles[n].mask is not None)
         if not whole <= dims or self.dims_of(value) is None:
             text = f"tl.broadcast_to({text}, {self.shape(dims | whole)})"
         return text
@@ -393,7 +398,7 @@ class _Emitter(Emitter):
         a = s.accumulator
         axes = tuple(x for x in s.lane.axes if x.name in self.tiles)
         if a.monoid == "welford" and set(axes) <= set(a.tiles):
-            mask, kind = self.mask(frozenset(self.tiles[x.name].dim for x in axes)), triton_type(a.dtypes[0])
+            mask, kind = self.mask(frozenset(x.name for x in axes)), triton_type(a.dtypes[0])
             inside = f"({mask}).to({kind})" if mask is not None else f"tl.full([], 1, {kind})"
             entering = ", ".join((*self.parts(a), self.operand(s.inputs[0]), inside))
             self.line(f"{', '.join(self.parts(a))} = op_step_welford({entering})")
@@ -420,7 +425,7 @@ class _Emitter(Emitter):
         counts = " * ".join(f"tl.cast({self.tiles[a.name].count}, {kind})" for a in axes) or f"tl.full([], 1, {kind})"
         self.line(f"{name}_count = {counts} + tl.full({[1] * self.rank}, 0, {kind})")
         self.line(f"{name}_mean = {self.folds('sum', [f'{name}_x'], axes)} / {name}_count")
-        mask = self.mask(frozenset(self.tiles[a.name].dim for a in axes))
+        mask = self.mask(frozenset(a.name for a in axes))
         distance = f"{name}_x - {name}_mean"
         self.line(f"{name}_d = {distance if mask is None else f'tl.where({mask}, {distance}, 0.0)'}")
         self.line(f"{name}_m2 = {self.folds('sum', [f'{name}_d * {name}_d'], axes)}")
@@ -435,7 +440,7 @@ class _Emitter(Emitter):
         return text
 
     def fold(self, s: Fold) -> None:
-        dims = (self.dims_of(*s.inputs) or _NONE) - {self.tiles[a.name].dim for a in s.over}
+        dims = (self.dims_of(*s.inputs) or _NONE) - {a.name for a in s.over}
         names = [v.name for v in s.parts]
         if s.monoid == "welford":
             state = self.welford(s.inputs[0], s.over, names[0])
@@ -454,10 +459,29 @@ class _Emitter(Emitter):
                 self.line(f"{var.name} = {var.name} != 0")
             self.dims[var.name] = dims
 
+    def contract(self, s: Contract) -> None:
+        """The matrix unit; lanes of the summed axis that do not count are zero on both sides."""
+        sides = []
+        zero = identities("sum", (s.operands,))[0]
+        for side, axis in zip((s.left, s.right), s.summed, strict=True):
+            loaded = isinstance(side, Var) and side.name in self.loaded
+            text = self.operand(side) if loaded else self.masked(side, zero, (axis,))
+            sides.append(text if operand_dtype(side) is s.operands else f"({text}).to({triton_type(s.operands)})")
+        precision = f', input_precision="{s.precision}"' if s.operands is DType.F32 else ""
+        if s.accumulator is not None:
+            (name,) = self.parts(s.accumulator)
+            self.line(f"{name} = tl.dot({', '.join(sides)}, {name}{precision})")
+            return
+        self.define(s.var, f"tl.dot({', '.join(sides)}{precision})", self._outer(s.left, 0) | self._outer(s.right, 1))
+
+    def _outer(self, side: Operand, dim: int) -> frozenset[str]:
+        """The axes of a matrix that lie in one dimension."""
+        return frozenset(n for n in self.dims_of(side) or _NONE if self.tiles[n].dim == dim)
+
     def finish(self, s: Finish) -> None:
         a = s.accumulator
         names, values = [v.name for v in s.parts], self.parts(a)
-        dims = self.dims[values[0]] - {len(self.tiles) for _ in a.folded}
+        dims = self.dims[values[0]] - {x.name for x in a.folded}
         for axis in a.folded:
             dim = self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
             self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, dim)}")
@@ -471,7 +495,10 @@ class _Emitter(Emitter):
 
 
 def _rank(body: tuple[Statement, ...]) -> int:
-    """How many tile axes are open at once, at most."""
+    """How many tile axes are open at once, at most; where they name their dimensions, how many of these."""
+    named = [s.dim for s in walk(body) if isinstance(s, Tile) and s.dim is not None]
+    if named:
+        return 1 + max(named)
 
     def deepest(block: tuple[Statement, ...], names: frozenset[str]) -> int:
         most = len(names)

@@ -163,11 +163,15 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """For the rest of this block, `axis` runs over [0, lanes) at once; lanes from any of `limits` on do not count."""
+    """For the rest of this block, `axis` runs over [0, lanes) at once; lanes from any of `limits` on do not count.
+
+    `dim`: the dimension it takes, where several axes that never meet share one; None: the next.
+    """
 
     axis: Axis
     lanes: int
     limits: tuple[Poly, ...] = ()
+    dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +185,32 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
+class Contract:
+    """accumulator += left @ right, or var = left @ right: the first tile's columns against the second's rows.
+
+    `operands`: the type the matrix unit is given; `precision`: how it treats float32 ("ieee" or "tf32"); `summed`: the
+    tile axes that meet, as columns and as rows.
+    """
+
+    var: Var
+    left: Operand
+    right: Operand
+    operands: DType
+    precision: str
+    summed: tuple[Axis, ...]
+    accumulator: Accumulator | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rescale:
-    """Carry a stale sum to a new reference: every lane *= factor, 0 where the factor is 0 (transport rule)."""
+    """Carry a stale sum to a new reference: every lane *= factor (transport rule).
+
+    `guarded`: 0 where the factor is 0, whatever the sum was.
+    """
 
     accumulator: Accumulator
     factor: Operand
+    guarded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +249,7 @@ class When:
 
 Statement: TypeAlias = (
     Let | LoadElement | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
-    | Start | Accumulate | Finish | Rescale | Loop | Bind | When | Tile | Fold
+    | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold
 )  # fmt: skip
 
 

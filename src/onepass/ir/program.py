@@ -95,6 +95,7 @@ class Extern:
     origin: Origin
     why: str
     ordered: bool = False  # keeps program order with other ordered externs (side effects, RNG)
+    contraction: Define | None = None  # the same result as a sum of products, for kernels that can do it
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,6 +39,8 @@ class Target:
     thread_elements: int = 0  # of one value that a thread keeps, at most
     columns: int = 1  # positions of a contiguous axis that one program takes beside an axis it reduces
     split_programs: int = 128  # programs a split reduction is shared out to
+    products_per_us: float = 0.0  # multiply-adds of a matrix unit on 16-bit operands, as matmuls reach; 0: none
+    rounded_products: bool = False  # matrix units may round float32 operands (torch's float32 matmul precision)
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
 
 
@@ -54,7 +56,7 @@ def _cpu() -> Target:
 
 def _gpu(
     name: str, processors: int, launch_us: float, memory: float, cache: float, operations: float,
-    cache_mb: int, shared_kb: int, warp: int = 32,
+    cache_mb: int, shared_kb: int, tflops: float, warp: int = 32,
 ) -> Target:  # fmt: skip
     """Rates in units of 1e3 bytes or operations per microsecond; the cache's share of a processor is halved twice."""
     return Target(
@@ -63,16 +65,16 @@ def _gpu(
         vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
         chip_cache_bytes=cache_mb << 20,
         shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
-        columns=128, held_elements=16384, thread_elements=32,
+        columns=128, held_elements=16384, thread_elements=32, products_per_us=tflops * 1e6 / 2,
     )  # fmt: skip
 
 
 _GPUS = (
-    _gpu("sm_80", 108, 3.0, 1_750, 4_500, 9_700, 40, 163),
-    _gpu("sm_90", 132, 3.0, 4_230, 9_000, 33_000, 60, 227),
-    _gpu("sm_100", 148, 3.0, 7_200, 15_000, 37_000, 126, 227),
-    _gpu("gfx942", 304, 5.0, 4_000, 10_000, 40_000, 256, 64, warp=64),
-    replace(_gpu("triton-interpret", 4, 3.0, 4_230, 9_000, 33_000, 1, 227), wide_statistics=True),
+    _gpu("sm_80", 108, 3.0, 1_750, 4_500, 9_700, 40, 163, 250),
+    _gpu("sm_90", 132, 3.0, 4_230, 9_000, 33_000, 60, 227, 680),
+    _gpu("sm_100", 148, 3.0, 7_200, 15_000, 37_000, 126, 227, 1500),
+    _gpu("gfx942", 304, 5.0, 4_000, 10_000, 40_000, 256, 64, 600, warp=64),
+    replace(_gpu("triton-interpret", 4, 3.0, 4_230, 9_000, 33_000, 1, 227, 680), wide_statistics=True),
 )
 
 

@@ -9,6 +9,7 @@ from ..errors import VerifyError
 from .kernel import (
     Accumulate,
     Bind,
+    Contract,
     FillRandom,
     Finish,
     Fold,
@@ -146,6 +147,12 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
         case Rescale():
             use(s.factor)
             _started(kernel, s.accumulator.name, scope)
+        case Contract():
+            use(s.left, s.right, *(a.poly() for a in s.summed))
+            if s.accumulator is not None:
+                _started(kernel, s.accumulator.name, scope)
+            else:
+                define(s.var)
         case Fold():
             use(*s.inputs, *(a.poly() for a in s.over))
             define(*s.parts)

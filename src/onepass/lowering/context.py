@@ -186,9 +186,10 @@ class Context:
         kwargs: dict[str, Any],
         why: str,
         ordered: bool,
+        contraction: Define | None = None,
     ) -> None:
         """Record a call that runs as eager would."""
-        self.statements.append(Extern(result, target, args, kwargs, self.origin, why, ordered))
+        self.statements.append(Extern(result, target, args, kwargs, self.origin, why, ordered, contraction))
 
     # views on the host
 

@@ -23,6 +23,7 @@ from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
 from .context import Context
+from .contractions import CONTRACTIONS
 from .origins import origin_of
 from .promotion import literal
 from .reasons import is_ordered, why_library
@@ -30,7 +31,7 @@ from .reductions import share_welford
 from .registry import RULES, Unsupported
 from .strides import eager_strides
 from .torch_private import OpOverload, folded_value, storage_key
-from .values import HostNumber, Ref, TensorMeta, whole
+from .values import HostNumber, Ref, TensorMeta, axes_of, whole
 
 aten = torch.ops.aten
 # The modules that register rules, imported for that alone.
@@ -243,13 +244,25 @@ class _Lowering:
             except Unsupported:
                 pass
             else:
-                self.ctx.extern(buffer, target, args, kwargs, why, ordered)
+                self.ctx.extern(buffer, target, args, kwargs, why, ordered, self.contraction(node, buffer))
                 if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
                     self.ctx.mark_fresh(buffer)
                 return whole(buffer)
         host = self.ctx.new_host_value()
         self.ctx.extern(host, target, args, kwargs, why, ordered)
         return host
+
+    def contraction(self, node: Node, buffer: Buffer) -> Define | None:
+        """The same result as a sum of products, where the operation is one and kernels may compute it."""
+        rule = CONTRACTIONS.get(node.target)
+        if rule is None or self.ctx.precision == "eager":
+            return None
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.values[n])
+        if not all(isinstance(a, Ref) and a.device == buffer.device for a in args):
+            return None
+        positional, named = normalise(node.target, args, kwargs)
+        value = rule(self.ctx, buffer, *positional, **named)
+        return None if value is None else Define(buffer, axes_of(buffer.shape), value, self.ctx.origin)
 
     def argument(self, node: Node) -> Any:
         """What an extern or the caller is given for a node."""

@@ -117,6 +117,23 @@ class GroupGraph:
                     users.discard(b)
                     users.add(a)
 
+    def join(self, members: Iterable[Define], again: Iterable[Define]) -> int:
+        """Members become one group, which also computes `again`, values that belong to others; its number."""
+        numbers = sorted({self.node_of[d.buffer] for d in members})
+        last = numbers[-1]
+        for number in numbers[:-1]:
+            self.merge(last, number)
+        own = {d.buffer for d in self.members[last]}
+        added = [d for d in again if d.buffer not in own]
+        made = own | {d.buffer for d in added}
+        self.members[last] = sorted([*self.members[last], *added], key=self.order)
+        for d in added:
+            self.consumers.get(d.buffer, set()).discard(last)
+        for buffer in {b for d in self.members[last] for b in self.reads[d]} - made:
+            self.consumers.setdefault(buffer, set()).add(last)
+        self.renew_edges(last)
+        return last
+
     def renew_edges(self, number: int) -> None:
         """A group comes after the makers of what it reads, and of nothing else."""
         own = {d.buffer for d in self.members[number]}

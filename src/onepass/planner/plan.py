@@ -20,8 +20,9 @@ from ..ir.ops import OPS
 from ..ir.options import Options
 from ..ir.plan import Decision, FusionPlan, Group
 from ..ir.poly import in_range
-from ..ir.program import Define, Extern, Program
+from ..ir.program import Define, Extern
 from ..ir.target import Target
+from .contractions import Regions
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
 from .memory import eager_peak, plan_peak
@@ -43,22 +44,28 @@ class Verdict:
 class Planner:
     """One planning run."""
 
-    def __init__(self, program: Program, target: Target, options: Options) -> None:
-        self.program, self.target, self.options = program, target, options
-        self.graph = GroupGraph(program)
+    def __init__(self, regions: Regions, target: Target, options: Options) -> None:
+        self.program, self.target, self.options = regions.program, target, options
+        self.regions = regions
         self.decisions: list[Decision] = []
+        self._restart()
+
+    def _restart(self) -> None:
+        self.graph = GroupGraph(self.program)
+        self.locked = {self.graph.join(r.members, r.again) for r in self.regions.regions}  # nothing joins them later
         self.costs: dict[int, Cost] = {}
         self.has_reduction: dict[int, bool] = {}
+        self.decisions = list(self.regions.decisions)
 
     def run(self) -> FusionPlan:
         steps = self.fused_steps(siblings=True)
         limit, needed = eager_peak(self.program), plan_peak(self.program, steps)
         if needed > limit:
             # Siblings joined early keep their results alive together: plan again without joining them.
-            self.graph, self.costs, self.has_reduction = GroupGraph(self.program), {}, {}
-            self.decisions = [
+            self._restart()
+            self.decisions.append(
                 Decision("plan", "plan", "sibling", False, f"{needed} bytes at the peak, eager needs {limit}", 0.0, 0)
-            ]
+            )
             steps = self.fused_steps(siblings=False)
         in_place, copies, notes = place_updates(self.program, steps)
         return FusionPlan(steps, (*self.decisions, *notes), in_place, copies)
@@ -117,6 +124,8 @@ class Planner:
             (user,) = users
             number = self.graph.node_of[buffer]
             if user not in self.graph.members or user == number or self.reduces(number):
+                continue
+            if user in self.locked or number in self.locked:
                 continue
             size = sizes.get(number, 1) + sizes.get(user, 1)
             if size > (limit := self.target.members_per_kernel):
@@ -193,16 +202,18 @@ class Planner:
     def _partners(self, a: int, siblings: bool) -> list[int]:
         """Groups joined to `a` by an edge, and the nearest ones that read what it reads."""
         graph = self.graph
+        if a in self.locked:
+            return []
         found = {n for n in (*graph.successors[a], *graph.predecessors[a]) if n in graph.members}
         if not siblings:
-            return sorted(found)
+            return sorted(found - self.locked)
         for d in graph.members[a]:
             for buffer in graph.reads[d]:
                 users = graph.consumers.get(buffer, set())
                 near = sorted((u for u in users if u in graph.members and u != a), key=lambda u: (abs(u - a), u))
                 found.update(near[:SIBLING_NEIGHBOURS])
         found.discard(a)
-        return sorted(found)
+        return sorted(found - self.locked)
 
     def _quick_gain(self, a: int, b: int) -> float:
         """Bytes that would not travel, over bandwidth, plus one launch: an optimistic rank."""
@@ -285,9 +296,9 @@ class Planner:
         return tuple(steps)
 
 
-def plan_fusion(program: Program, target: Target, options: Options) -> FusionPlan:
-    """The fusion plan of a program for a target."""
-    return Planner(program, target, options).run()
+def plan_fusion(regions: Regions, target: Target, options: Options) -> FusionPlan:
+    """The fusion plan of a program for a target, its matrix products decided on."""
+    return Planner(regions, target, options).run()
 
 
 def element_cost(value: Expr) -> float:

@@ -22,6 +22,7 @@ class Interpreter:
         names = [n for n in dir(builder) if n.startswith(("create_fcmp", "create_icmp"))]
         self._repaired = {n: self._boolean(getattr(builder, n)) for n in names}
         self._repaired["cast_impl"] = self._cast(builder.cast_impl)
+        self._repaired["create_dot"] = self._dot
 
     def _boolean(self, compare: Callable[..., Any]) -> Callable[..., Any]:
         """A comparison whose result says that it is bool; the interpreter's own keeps the operands' type."""
@@ -43,6 +44,18 @@ class Interpreter:
             return cast(source, kind)
 
         return converted
+
+    def _dot(self, left: Any, right: Any, start: Any, *_: Any) -> Any:
+        """A matrix product in float32; the interpreter's own multiplies the bits of bfloat16."""
+        narrow = left.dtype.scalar == self.language.bfloat16
+        sides = [self._wide(side.data) if narrow else np.asarray(side.data) for side in (left, right)]
+        total = np.matmul(*sides, dtype=np.asarray(start.data).dtype) + start.data
+        return self._interpreter.TensorHandle(total, start.dtype.scalar)
+
+    @staticmethod
+    def _wide(data: Any) -> Any:
+        bits = torch.tensor(np.asarray(data).view(np.int16))
+        return bits.view(torch.bfloat16).to(torch.float32).numpy()
 
     def data(self, tensor: Any) -> Any:
         """The numpy array of a tile."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
+from ..analysis.contraction import contract, has_products
 from ..analysis.inline import reductions
 from ..analysis.legality import CARRIED_ROWS, analyse, collapsed, outer_axes, programs_of
 from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
@@ -19,6 +20,7 @@ from ..ir.plan import Group
 from ..ir.poly import Axis
 from ..ir.program import Buffer, contiguous_strides
 from ..ir.target import Target
+from .contractions import ContractionScheduler
 from .layout import access_scores
 from .sweeps import NestScheduler
 from .tile_layout import strip_axis
@@ -34,6 +36,11 @@ def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) 
 
     Later candidates keep fewer values per thread: for a group whose first kernel spilled registers.
     """
+    if has_products(s.value for s in group.stores):
+        contraction = contract(group.stores)
+        if isinstance(contraction, Refusal):
+            raise VerifyError(f"group {name} cannot be scheduled: {contraction.reason}")
+        return ScheduledGroup((ContractionScheduler(contraction, target, candidate).build(name, group.origins),))
     nest = analyse(group.stores, target)
     if isinstance(nest, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")

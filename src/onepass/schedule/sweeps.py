@@ -93,7 +93,7 @@ class NestScheduler:
             name=name,
             reads=reads,
             writes=tuple(s.buffer for s in self.nest.stores),
-            symbols=_symbols(self.nest),
+            symbols=kernel_symbols(self.nest),
             grid=tuple(self.grid),
             body=self._finished_body(),
             locals=tuple(self.builder.locals),
@@ -510,7 +510,7 @@ class NestScheduler:
         return rounds
 
 
-def _symbols(nest: Nest) -> tuple[Symbol, ...]:
+def kernel_symbols(nest: Nest) -> tuple[Symbol, ...]:
     """Every size the kernel needs at run time."""
     values = [s.value for s in nest.stores]
     polys = [p for s in nest.stores for p in (*s.index, *s.buffer.strides, *(b for r in s.region for b in r[1:]))]

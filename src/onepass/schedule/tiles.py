@@ -57,7 +57,7 @@ class TileScheduler(NestScheduler):
 
     def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
         kernel = super().build(name, origins)
-        wide = any(_needs_wide(b) for b in kernel.parameters)
+        wide = any(needs_wide(b) for b in kernel.parameters)
         body = early_loads(mark_reuse(kernel.body, self.target))
         return replace(kernel, body=body, warps=self.layout.warps, stages=self.layout.stages, wide=wide, raises=False)
 
@@ -282,7 +282,7 @@ def _divides(step: int, axis: Axis) -> bool:
     return not (axis.extent % step).terms and nonnegative(axis.extent - 1)
 
 
-def _needs_wide(buffer: Buffer) -> bool:
+def needs_wide(buffer: Buffer) -> bool:
     if any(p.constant is None for p in (*buffer.shape, *buffer.strides)):
         return True
     last = sum((s.constant or 0) * (d.constant or 0) for s, d in zip(buffer.strides, buffer.shape, strict=True))

@@ -1,0 +1,254 @@
+"""Groups with matrix products: which axes are a program's rows and columns, and what is swept.
+
+A product is `Reduce(sum, a * b, k)` whose operands each lack an axis the other has. A program owns a tile of rows and
+columns of the result; every reduction of the result is a sweep over one class, and inside such a sweep the products
+that its terms are made of are computed again, tile by tile. Whatever only scales a sum is taken out of it, so that
+sums which wait for other sums (softmax's division) need not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..ir.dtypes import DType
+from ..ir.expr import Const, Expr, Part, Pointwise, Reduce, pointwise, rewrite
+from ..ir.plan import Store
+from ..ir.poly import Axis, Poly
+from .access import estimate, flat_offset
+from .factor import same_number
+from .inline import reductions
+from .nest import Nest, Refusal
+from .unify import unify
+
+MOST_HELD = 256  # of an axis that a program holds whole beside a swept one
+LEAST_TILE = 16  # of a matrix unit
+_CASTS = ("cast", "narrow", "widen")
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A nest of matrix products. `rows` and `columns` are classes of the result that a program has a tile of."""
+
+    nest: Nest
+    rows: Axis
+    columns: Axis
+    swept: Axis  # the class that the result's own reductions run over
+    inner: tuple[Axis, ...]  # classes that products inside the sweep run over
+
+    @property
+    def grid(self) -> tuple[Axis, ...]:
+        """Classes of which a program has one position."""
+        return tuple(c for c in self.nest.classes if c in self.nest.stores[0].domain - {self.rows, self.columns})
+
+
+def has_products(values: Iterable[Expr]) -> bool:
+    """Whether any of the values holds a matrix product."""
+    return any(operands(r) is not None for r in reductions(values))
+
+
+def operands(reduce: Reduce) -> tuple[Expr, Expr] | None:
+    """The matrices of a product, as the matrix unit is given them; None for any other reduction."""
+    body = reduce.inputs[0]
+    if reduce.monoid != "sum" or len(reduce.over) != 1 or not isinstance(body, Pointwise) or body.op != "mul":
+        return None
+    left, right = (_uncast(a) for a in body.args)
+    own = (left.axes - right.axes, right.axes - left.axes)
+    if left.dtype is not right.dtype or not all(own) or not all(reduce.over[0] in s.axes for s in (left, right)):
+        return None
+    return left, right
+
+
+def _uncast(e: Expr) -> Expr:
+    """A float32 operand before it was widened from 16 bits."""
+    if isinstance(e, Pointwise) and e.op == "cast" and e.args[0].dtype.is_half:
+        return e.args[0]
+    return e
+
+
+def contract(stores: Iterable[Store]) -> Contraction | Refusal:
+    """The roles of a group's classes, or why its products have no common program."""
+    nest = unify([replace(s, value=rewrite(s.value, scale_outside)) for s in stores])
+    largest = max(nest.stores, key=lambda s: len(s.domain))
+    others = [s for s in nest.stores if s is not largest]
+    if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
+        return Refusal("its results have different shapes")
+    nest = replace(nest, stores=(largest, *others))
+    found = reductions(s.value for s in nest.stores)
+    tops = [r for r in found if r.axes <= largest.domain]
+    products = [(r, sides) for r in tops if (sides := operands(r)) is not None]
+    if not products:
+        return Refusal("no matrix product is at the root")
+    roles = _rows_and_columns(nest, *products[0])
+    if isinstance(roles, Refusal):
+        return roles
+    rows, columns = roles
+    swept = {nest.bound[a] for r in tops for a in r.over}
+    if len(swept) != 1:
+        return Refusal("its reductions run over different axes")
+    inside = [r for r in found if r not in tops]
+    inner = tuple(dict.fromkeys(nest.bound[a] for r in inside for a in r.over))
+    contraction = Contraction(nest, rows, columns, swept.pop(), inner)
+    reason = _obstacle(contraction, tops, inside)
+    return contraction if reason is None else Refusal(reason)
+
+
+def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> tuple[Axis, Axis] | Refusal:
+    """Rows belong to the operand that is itself computed from products, else to the one not stored contiguously."""
+    left, right = sides
+    if reductions([right]) and not reductions([left]):
+        left, right = right, left
+    store = nest.stores[0]
+    last = next((a for a in store.domain if flat_offset(store.buffer, store.index).coefficient(a) is Poly.ONE), None)
+    if not reductions([left]) and last in left.axes - right.axes:
+        left, right = right, left
+    own = [[a for a in one.axes - other.axes if a in store.domain] for one, other in ((left, right), (right, left))]
+    if not all(own):
+        return Refusal("a matrix has no axis of its own in the result")
+    rows, columns = (max(axes, key=lambda a: (estimate(a.extent), a.name)) for axes in own)
+    if last in own[1]:
+        columns = last
+    return rows, columns
+
+
+def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str | None:
+    grid = frozenset(c.grid)
+    if c.swept in grid | {c.rows, c.columns}:
+        return "an axis of the result is also summed over"
+    held = (c.columns, *c.inner) if inside else ()
+    if any(a.extent.constant is None or a.extent.constant > MOST_HELD for a in held):
+        return f"an axis beside the swept one is longer than {MOST_HELD}"
+    if any(a in (c.rows, c.swept) for a in c.inner):
+        return "products inside share an axis with the sweep around them"
+    for r in tops:
+        sides = operands(r)
+        if sides is not None:
+            left, right = sided(sides, c.rows)
+            if c.rows not in left.axes or c.rows in right.axes or c.columns not in right.axes or c.columns in left.axes:
+                return "two products have other rows or columns"
+            if reductions([right]):
+                return "both matrices are computed from products"
+        elif r.monoid not in ("max", "min", "sum", "prod") or c.columns in r.axes:
+            return f"a {r.monoid} beside a product"
+        elif len(r.over) != 1:
+            return "a reduction over several axes beside a product"
+        if not r.axes <= grid | {c.rows, c.columns}:
+            return "a reduction has an axis that the result does not have"
+    for r in inside:
+        sides = operands(r)
+        if sides is None or len(r.over) != 1:
+            return f"a {r.monoid} inside the sweep"
+        left, right = sided(sides, c.rows)
+        if c.rows in right.axes or reductions([left, right]) or c.rows not in left.axes:
+            return "a product inside the sweep does not have the result's rows"
+    return None
+
+
+def sided(sides: tuple[Expr, Expr], rows: Axis) -> tuple[Expr, Expr]:
+    """The operand that has the rows first."""
+    return sides if rows in sides[0].axes else sides[::-1]
+
+
+# --- what only scales a sum ---
+
+
+def scale_outside(e: Expr) -> Expr | None:
+    """A sum of products without the factors that are reductions themselves: they multiply the result instead."""
+    if not isinstance(e, Part) or not isinstance(e.source, Reduce):
+        return None
+    reduce = e.source
+    sides = operands(reduce)
+    if sides is None or not reductions([reduce.inputs[0]]):
+        return None
+    (over,) = reduce.over
+    scaled = [_split(s, over) for s in sides]
+    if all(s.factor is None and s.divisor is None for s in scaled):
+        return None
+    if not all(s.holds(side) for s, side in zip(scaled, sides, strict=True)):
+        return None
+    inputs = (pointwise("mul", *(pointwise("cast", s.inside, dtype=DType.F32) for s in scaled)),)
+    result: Expr = Part(Reduce("sum", inputs, reduce.over), 0)
+    for s in scaled:
+        if s.factor is not None:
+            result = pointwise("mul", result, s.factor)
+        if s.divisor is not None:
+            result = pointwise("div", result, s.divisor)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """inside * factor / divisor."""
+
+    inside: Expr
+    factor: Expr | None = None
+    divisor: Expr | None = None
+
+    def holds(self, e: Expr) -> bool:
+        """Whether it equals `e` on random numbers in float64."""
+        whole = _wide(self.inside)
+        if self.factor is not None:
+            whole = pointwise("mul", whole, self.factor)
+        if self.divisor is not None:
+            whole = pointwise("div", whole, self.divisor)
+        return same_number(_wide(e), whole)
+
+
+def _wide(e: Expr) -> Expr:
+    return pointwise("cast", e, dtype=DType.F32)
+
+
+def _split(e: Expr, over: Axis) -> _Scaled:
+    """An expression and what of it is a reduction's result that does not vary along `over`."""
+    if not isinstance(e, Pointwise):
+        return _Scaled(e)
+    match e.op:
+        case "mul":
+            for a, b in (e.args, e.args[::-1]):
+                if _scales(b, over):
+                    inner = _split(a, over)
+                    return replace(inner, factor=_times(inner.factor, b))
+            first, second = (_split(a, over) for a in e.args)
+            return _Scaled(
+                pointwise("mul", first.inside, second.inside),
+                _times(first.factor, second.factor),
+                _times(first.divisor, second.divisor),
+            )
+        case "div":
+            inner = _split(e.args[0], over)
+            if _scales(e.args[1], over):
+                return replace(inner, divisor=_times(inner.divisor, e.args[1]))
+            return replace(inner, inside=pointwise("div", inner.inside, e.args[1]))
+        case "where":
+            inner = _split(e.args[1], over)
+            if isinstance(e.args[2], Const) and e.args[2].value == 0:
+                return replace(inner, inside=pointwise("where", e.args[0], inner.inside, e.args[2], dtype=e.dtype))
+        case "exp":
+            return _split_exponent(e, over)
+        case op if op in _CASTS and e.args[0].dtype.is_float:
+            inner = _split(e.args[0], over)
+            return replace(inner, inside=pointwise(op, inner.inside, dtype=e.dtype))
+    return _Scaled(e)
+
+
+def _split_exponent(e: Pointwise, over: Axis) -> _Scaled:
+    """exp(x - l) with l made of a sum over x: exp(x - m) * exp(m - l), with the maximum m that l is made of."""
+    x = e.args[0]
+    if not isinstance(x, Pointwise) or x.op != "sub" or not _scales(x.args[1], over):
+        return _Scaled(e)
+    found = reductions([x.args[1]])
+    tops = [r for r in found if r.monoid == "max"]
+    if len(tops) != 1 or not any(r.monoid == "sum" for r in found):
+        return _Scaled(e)
+    top = Part(tops[0], 0)
+    inside = pointwise("exp", pointwise("sub", x.args[0], top))
+    return _Scaled(inside, pointwise("exp", pointwise("sub", top, x.args[1])))
+
+
+def _scales(e: Expr, over: Axis) -> bool:
+    return over not in e.axes and bool(reductions([e]))
+
+
+def _times(a: Expr | None, b: Expr | None) -> Expr | None:
+    return b if a is None else a if b is None else pointwise("mul", a, b)
+

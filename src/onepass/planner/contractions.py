@@ -1,0 +1,266 @@
+"""Which matrix products run inside kernels, with what around them: the first tier of planning.
+
+A product goes to the library unless something around it makes a kernel of it pay: a second product that reads what
+the first one made (the matrix between them is then never stored), or point-wise work on its result. Each region is
+tried whole; the answer keeps its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..analysis.access import estimate, numel, storage_bytes
+from ..analysis.contraction import Contraction, contract, operands
+from ..analysis.inline import Inliner, loaded, reductions
+from ..analysis.nest import Refusal
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Load, Pointwise, Random, postorder
+from ..ir.ops import OPS
+from ..ir.options import Options
+from ..ir.plan import Decision, Store
+from ..ir.program import Buffer, Define, Extern, Program, Update
+from ..ir.target import Target
+from .cost import predict_us
+from .groups import things
+
+LIBRARY, NESTED, ALONE = 1.0, 0.62, 0.8  # of the rate a matmul of the library reaches
+CHEAP_COST = 6.0  # per element, of what is computed again beside a product
+MOST_MEMBERS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What must share a kernel. `again`: computed here although others may store it too."""
+
+    members: tuple[Define, ...]
+    again: tuple[Define, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The program with some products as definitions, and the kernels they are in."""
+
+    program: Program
+    regions: tuple[Region, ...]
+    decisions: tuple[Decision, ...]
+
+
+def choose_contractions(program: Program, target: Target, options: Options) -> Regions:
+    """Decide on every matrix product of a program."""
+    chooser = _Chooser(program, target)
+    if not target.products_per_us or not options.fuse:
+        return Regions(program, (), ())
+    for extern in reversed(chooser.products):
+        chooser.try_chain(extern)
+    for extern in chooser.products:
+        chooser.try_alone(extern)
+    chosen = {d for r in chooser.regions for d in r.members}
+    statements = tuple(
+        s.contraction if isinstance(s, Extern) and s.contraction in chosen else s for s in program.statements
+    )
+    return Regions(replace(program, statements=statements), tuple(chooser.regions), tuple(chooser.decisions))
+
+
+class _Chooser:
+    """One pass over a program's products."""
+
+    def __init__(self, program: Program, target: Target) -> None:
+        self.target = target
+        self.products = [s for s in program.externs() if s.contraction is not None]
+        self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
+        self.product_of: dict[Buffer, Define] = {
+            s.contraction.buffer: s.contraction for s in self.products if s.contraction is not None
+        }
+        self.readers: dict[Buffer, list[Define]] = {}
+        self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
+        self.order = {}
+        for number, s in enumerate(program.statements):
+            match s:
+                case Define():
+                    self._reads(s)
+                    self.order[s] = number
+                case Extern() if s.contraction is not None:
+                    self._reads(s.contraction)
+                    self.order[s.contraction] = number
+                case Extern():
+                    self.elsewhere |= {b for b in things((s.args, s.kwargs)) if isinstance(b, Buffer)}
+                case Update():
+                    self.elsewhere.add(s.source)
+        self.taken: set[Define] = set()
+        self.regions: list[Region] = []
+        self.decisions: list[Decision] = []
+
+    def _reads(self, define: Define) -> None:
+        for buffer in loaded(define.value):
+            self.readers.setdefault(buffer, []).append(define)
+
+    # --- a product that reads another ---
+
+    def try_chain(self, extern: Extern) -> None:
+        """A region from one product to a later one, through whatever is computed in between."""
+        last = extern.contraction
+        if last is None or last in self.taken:
+            return
+        inside = self._between(last)
+        if inside is None:
+            return
+        between, firsts = inside
+        members = sorted({*between, *firsts, last}, key=self.order.__getitem__)
+        for tail in self._tails(last):
+            if self._consider((*members, *tail), f"{firsts[0].origin.node}", last.origin.node, "chain", NESTED):
+                return
+
+    def _between(self, last: Define) -> tuple[list[Define], list[Define]] | None:
+        """What lies between earlier products and this one, if nobody else wants any of it."""
+        depends: dict[Define, bool] = {}
+        firsts: dict[Define, None] = {}
+        stack = [(d, False) for d in self._sources(last)]
+        while stack:
+            d, ready = stack.pop()
+            if d in depends and not ready:
+                continue
+            if d.buffer in self.product_of:
+                depends[d] = d not in self.taken
+                if depends[d]:
+                    firsts[d] = None
+                continue
+            if ready:
+                depends[d] = any(depends.get(s, False) for s in self._sources(d))
+                continue
+            depends[d] = False
+            stack.append((d, True))
+            stack.extend((s, False) for s in self._sources(d) if s not in depends)
+        if not firsts:
+            return None
+        between = [d for d, yes in depends.items() if yes and d.buffer not in self.product_of]
+        region = {*between, *firsts, last}
+        if any(b.buffer in self.elsewhere or not set(self.readers[b.buffer]) <= region for b in (*between, *firsts)):
+            return None
+        return between, list(firsts)
+
+    def _sources(self, define: Define) -> list[Define]:
+        found = (self.define_of.get(b) or self.product_of.get(b) for b in loaded(define.value))
+        return [d for d in found if d is not None]
+
+    # --- what follows a product ---
+
+    def _tails(self, last: Define) -> list[tuple[Define, ...]]:
+        """Point-wise work on the result that nobody else reads, longest first; none at the end."""
+        chain: list[Define] = []
+        current = last
+        while current.buffer not in self.elsewhere and len(chain) < MOST_MEMBERS:
+            users = self.readers.get(current.buffer, [])
+            if len(set(users)) != 1 or users[0] in self.taken or users[0].buffer in self.product_of:
+                break
+            user = users[0]
+            if reductions([user.value]) or numel(user.axes) != numel(last.axes):
+                break
+            chain.append(user)
+            current = user
+        return [tuple(chain[:k]) for k in range(len(chain), 0, -1)] + [()]
+
+    def try_alone(self, extern: Extern) -> None:
+        """One product with the point-wise work that follows it."""
+        last = extern.contraction
+        if last is None or last in self.taken:
+            return
+        for tail in self._tails(last):
+            if tail and self._consider((last, *tail), last.origin.node, tail[-1].origin.node, "epilogue", ALONE):
+                return
+
+    # --- the answer ---
+
+    def _consider(self, members: tuple[Define, ...], first: str, last: str, kind: str, rate: float) -> bool:
+        again = self._again(members)
+        stored = members[-1]
+        inliner = Inliner({d.buffer: d for d in (*members, *again)}, (stored.buffer,))
+        found = contract((Store(stored.buffer, stored.dimensions, inliner.value(stored.buffer)),))
+        if isinstance(found, Refusal):
+            self.decisions.append(Decision(first, last, kind, False, found.reason))
+            return False
+        together, apart = self._together(found, rate), self._apart(members)
+        moved = 2 * sum(storage_bytes(d.buffer) for d in members[:-1])
+        accepted = together < apart
+        reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
+        self.decisions.append(Decision(first, last, kind, accepted, reason, apart - together, moved if accepted else 0))
+        if accepted:
+            self.taken.update(members)
+            self.regions.append(Region(tuple(sorted(members, key=self.order.__getitem__)), again))
+        return accepted
+
+    def _again(self, members: Iterable[Define]) -> tuple[Define, ...]:
+        """Cheap point-wise values that the members read: computed again here, back to what must be read."""
+        own, found = set(members), {}
+        stack = [d for m in own for d in self._sources(m)]
+        while stack:
+            d = stack.pop()
+            if d in own or d in found or d.buffer in self.product_of:
+                continue
+            if reductions([d.value]) or _cost(d.value) > CHEAP_COST or _moves_much(d):
+                continue
+            found[d] = None
+            stack.extend(self._sources(d))
+        return tuple(sorted(found, key=self.order.__getitem__))
+
+    def _together(self, c: Contraction, rate: float) -> float:
+        """Predicted time as one kernel."""
+        values = [s.value for s in c.nest.stores]
+        products = sum(self._products(r) for r in reductions(values) if operands(r) is not None)
+        work = sum(_points(e) for e in postorder(values) if isinstance(e, Pointwise | Random))
+        reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
+        moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
+        return predict_us(moved, work, 1, self.target) + products / (rate * self._rate(values))
+
+    def _rate(self, values: list[Expr]) -> float:
+        """Multiply-adds per microsecond of the library on operands of this type."""
+        kinds = {sides[0].dtype for r in reductions(values) if (sides := operands(r)) is not None}
+        if DType.F32 not in kinds:
+            return self.target.products_per_us
+        return self.target.products_per_us / (2 if self.target.rounded_products else 16)
+
+    @staticmethod
+    def _products(reduce: object) -> int:
+        axes = (*reduce.axes, *reduce.over)  # type: ignore[attr-defined]
+        total = 1
+        for a in axes:
+            total *= estimate(a.extent)
+        return total
+
+    def _apart(self, members: tuple[Define, ...]) -> float:
+        """Predicted time with the products by the library and one kernel for all that lies between two of them."""
+        total = 0.0
+        for d in members:
+            reads = sum(storage_bytes(b) for b in loaded(d.value))
+            if d.buffer in self.product_of:
+                products = sum(self._products(r) for r in reductions([d.value]))
+                compute = products / (LIBRARY * self._rate([d.value]))
+                memory = (reads + storage_bytes(d.buffer)) / self.target.memory_bytes_per_us
+                total += self.target.launch_us + max(compute, memory)
+                continue
+            # Where it reads a product it has to read it from memory, and write for the next one.
+            made = sum(storage_bytes(b) for b in loaded(d.value) if b in self.product_of)
+            read_by_product = any(r.buffer in self.product_of for r in self.readers.get(d.buffer, []))
+            written = storage_bytes(d.buffer) if read_by_product or d is members[-1] else 0
+            if made:
+                total += self.target.launch_us
+            total += (made + written) / self.target.memory_bytes_per_us
+        return total
+
+
+def _cost(value: Expr) -> float:
+    return sum(OPS[e.op].cost if isinstance(e, Pointwise) else 14.0 for e in postorder([value]) if isinstance(e, Pointwise | Random))
+
+
+def _points(e: Expr) -> float:
+    total = OPS[e.op].cost if isinstance(e, Pointwise) else 14.0
+    for a in e.axes:
+        total *= estimate(a.extent)
+    return total
+
+
+def _moves_much(define: Define) -> bool:
+    """Whether computing it again would read more than it is itself."""
+    read = sum(storage_bytes(b) for b in loaded(define.value))
+    return read > 2 * storage_bytes(define.buffer)
+

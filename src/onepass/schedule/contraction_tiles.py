@@ -1,0 +1,99 @@
+"""Tile sizes of kernels with matrix products: rules over the target's facts and the lengths of the axes.
+
+Sizes for 16-bit operands come from measurements on one H200; what does not fit a chip's shared memory gets fewer
+stages, then narrower steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..analysis.access import estimate, power_above
+from ..analysis.contraction import LEAST_TILE, Contraction
+from ..ir.poly import Axis
+from ..ir.target import Target
+
+GROUPED = 8  # tiles of rows that run beside each other, so that the other matrix is still in cache
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """rows x columns of the result; `step` of the swept class at a time."""
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+
+
+def choose_product_tiles(c: Contraction, width: int, target: Target, candidate: int) -> Tiles:
+    """The tiles of a contraction whose operands have `width` bytes; later candidates need fewer registers."""
+    tiles = _nested(c, width) if c.inner else _plain(c, width, target)
+    for _ in range(candidate):
+        tiles = _smaller(tiles, nested=bool(c.inner))
+    return _fitting(tiles, c, width, target)
+
+
+def _lanes(axis: Axis, most: int) -> int:
+    """Lanes for an axis: all of a short one, but no less than a matrix unit takes."""
+    return max(LEAST_TILE, min(most, power_above(axis.extent.constant)))
+
+
+def _nested(c: Contraction, width: int) -> Tiles:
+    """Products inside the sweep: the rows' operand stays, the accumulator has all columns."""
+    held = max(_lanes(a, 1 << 30) for a in (c.columns, *c.inner))
+    columns = _lanes(c.columns, 1 << 30)
+    if held <= 64:
+        rows, step, warps, stages = 128, 64, 8, 3
+    elif held <= 128:
+        rows, step, warps, stages = 64, 64, 4, 3
+    else:
+        rows, step, warps, stages = 64, 32, 8, 2
+    rows = _lanes(c.rows, rows)
+    if rows < 64:
+        warps = 4
+    if width == 4:
+        step, stages = 32, 2
+    return Tiles(rows, columns, step, min(warps, max(1, rows // 16)), stages)
+
+
+def _plain(c: Contraction, width: int, target: Target) -> Tiles:
+    """One product, or several with the same rows: square tiles where the result is large."""
+    rows, columns, step = _lanes(c.rows, 128), _lanes(c.columns, 128), _lanes(c.swept, 128 // width)
+    others = 1
+    for a in c.grid:
+        others *= estimate(a.extent)
+
+    def programs(r: int, n: int) -> int:
+        return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n)
+
+    while programs(rows, columns) < target.processors and max(rows, columns) > 32:
+        rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
+    if rows * columns <= 64 * 64:
+        step = _lanes(c.swept, 2 * step)
+    return Tiles(rows, columns, step, 8 if rows * columns >= 128 * 128 else 4, 4 if rows * columns < 128 * 128 else 3)
+
+
+def _smaller(tiles: Tiles, nested: bool) -> Tiles:
+    if tiles.warps < 8 and tiles.rows >= 64:
+        return replace(tiles, warps=8)
+    if nested:
+        return replace(tiles, step=max(LEAST_TILE, tiles.step // 2))
+    return replace(tiles, columns=max(LEAST_TILE, tiles.columns // 2))
+
+
+def _fitting(tiles: Tiles, c: Contraction, width: int, target: Target) -> Tiles:
+    """What a program keeps in shared memory fits there."""
+    inner = sum(_lanes(a, 1 << 30) for a in c.inner)
+
+    def needed(t: Tiles) -> int:
+        if c.inner:
+            return width * (t.rows * inner + t.stages * t.step * (inner + t.columns))
+        return width * t.stages * t.step * (t.rows + t.columns)
+
+    while needed(tiles) > target.shared_bytes and tiles.stages > 1:
+        tiles = replace(tiles, stages=tiles.stages - 1)
+    while needed(tiles) > target.shared_bytes and tiles.step > LEAST_TILE:
+        tiles = replace(tiles, step=tiles.step // 2)
+    return tiles

@@ -1,0 +1,296 @@
+"""A group with matrix products becomes one kernel.
+
+A program owns a tile of rows and columns and sweeps one class. All tiles have two dimensions, rows and columns; an
+axis that is a column of one matrix and a row of another is opened once for each. Values that do not vary along the
+swept class are loaded before the sweep, because the builder places them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..analysis.access import power_above
+from ..analysis.contraction import Contraction, operands, sided
+from ..analysis.factor import factor, holds
+from ..analysis.inline import reductions
+from ..analysis.nest import direct_reductions
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Load, Part, Reduce, const, postorder, substitute_axes
+from ..ir.kernel import (
+    Accumulate,
+    Accumulator,
+    Contract,
+    GridAxis,
+    Kernel,
+    Local,
+    Loop,
+    ReadLocal,
+    Rescale,
+    Start,
+    Statement,
+    Tile,
+    Var,
+    WriteLocal,
+)
+from ..ir.monoids import lowest
+from ..ir.poly import Axis, Poly, nonnegative, product
+from ..ir.program import Origin
+from ..ir.target import Target
+from .builder import Builder, Finished
+from .contraction_tiles import GROUPED, Tiles, choose_product_tiles
+from .online import carry
+from .sweeps import kernel_symbols
+from .tiles import needs_wide
+
+ROW, COLUMN = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A reduction of the result, its state, and for a product its matrices over the swept class."""
+
+    reduce: Reduce
+    accumulator: Accumulator
+    inputs: tuple[Expr, ...]
+
+
+class ContractionScheduler:
+    """Builds one kernel from one contraction."""
+
+    def __init__(self, contraction: Contraction, target: Target, candidate: int) -> None:
+        self.c, self.target = contraction, target
+        self.builder = Builder()
+        self.grid: list[GridAxis] = []
+        self.opened: dict[tuple[Axis, int], Axis] = {}  # class and dimension -> the axis that expressions use
+        self.lanes: dict[Axis, Axis] = {}  # that axis -> its tile
+        self.tiles: Tiles = choose_product_tiles(contraction, self._width(), target, candidate)
+
+    def _width(self) -> int:
+        """Bytes of an operand of the matrix unit."""
+        found = [operands(r) for r in reductions(s.value for s in self.c.nest.stores)]
+        return max(sides[0].dtype.bytes for sides in found if sides is not None)
+
+    def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
+        nest = self.c.nest
+        self._open_program()
+        here = {self.c.rows: self.axis(self.c.rows, ROW).poly(), self.c.columns: self.axis(self.c.columns, COLUMN).poly()}
+        values = [substitute_axes(s.value, here) for s in nest.stores]
+        self._reduce(values)
+        results = [self.builder.emit(v) for v in values]
+        for store, result in zip(nest.stores, results, strict=True):
+            self.builder.store(store.buffer, tuple(p.substitute(here) for p in store.index), result)
+        loads = [e.buffer for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
+        reads, writes = tuple(dict.fromkeys(loads)), tuple(s.buffer for s in nest.stores)
+        return Kernel(
+            name=name,
+            reads=reads,
+            writes=writes,
+            symbols=kernel_symbols(nest),
+            grid=tuple(self.grid),
+            body=tuple(self.builder.scopes[0].statements),
+            locals=tuple(self.builder.locals),
+            origins=origins,
+            schedule=self._describe(),
+            work=product(a.extent for a in nest.classes),
+            warps=self.tiles.warps,
+            stages=self.tiles.stages,
+            wide=any(needs_wide(b) for b in (*reads, *writes)),
+        )
+
+    def _describe(self) -> str:
+        t, c = self.tiles, self.c
+        words = [f"{a.name}[{a.extent!r}]: grid" for a in c.grid]
+        words += [f"{c.rows.name}[{c.rows.extent!r}]: rows by {t.rows}"]
+        words += [f"{c.columns.name}[{c.columns.extent!r}]: columns by {t.columns}"]
+        words += [f"{c.swept.name}[{c.swept.extent!r}]: swept by {t.step}"]
+        words += [f"{a.name}[{a.extent!r}]: held" for a in c.inner if a is not c.columns]
+        return "; ".join([*words, f"{t.warps} warps", f"{t.stages} stages"])
+
+    # --- axes ---
+
+    def axis(self, cls: Axis, dim: int) -> Axis:
+        """The class as rows or columns of a tile."""
+        return self.opened[cls, dim]
+
+    def _open(self, cls: Axis, dim: int, lanes: int, start: Poly) -> None:
+        """A class as a dimension of tiles from here on: positions [start, start + lanes)."""
+        own = self.opened.setdefault((cls, dim), Axis(f"{cls.name}{'rc'[dim]}", cls.extent))
+        tile = self.lanes.setdefault(own, Axis(f"t{cls.name}{'rc'[dim]}", Poly.of(lanes)))
+        whole = not (cls.extent % lanes).terms and nonnegative(cls.extent - 1)
+        self.builder.add(Tile(tile, lanes, () if whole else (cls.extent - start,), dim))
+        self.builder.here.bindings[own] = own.poly()
+        self.builder.here.physical[own] = start + tile
+
+    def _open_program(self) -> None:
+        c, t = self.c, self.tiles
+        for cls in c.grid:
+            self.builder.here.bindings[cls] = self._grid_axis(cls.extent).poly()
+        down = (c.rows.extent + t.rows - 1) // t.rows
+        held = bool(c.inner) or c.columns.extent.constant is not None and c.columns.extent.constant <= t.columns
+        if held:
+            row, column = self._grid_axis(down).poly(), Poly.ZERO
+        else:
+            row, column = self._grouped(down, (c.columns.extent + t.columns - 1) // t.columns)
+        self._open(c.rows, ROW, t.rows, row * t.rows)
+        self._open(c.columns, COLUMN, t.columns, column * t.columns)
+        for cls in c.inner:
+            for dim in (ROW, COLUMN):
+                if (cls, dim) not in self.opened:
+                    self._open(cls, dim, max(16, power_above(cls.extent.constant)), Poly.ZERO)
+
+    def _grid_axis(self, extent: Poly) -> Axis:
+        position = Axis(f"g{len(self.grid)}", extent)
+        self.grid.append(GridAxis(position, extent))
+        return position
+
+    def _grouped(self, down: Poly, across: Poly) -> tuple[Poly, Poly]:
+        """Tiles in an order that keeps both matrices in cache: a few rows of tiles, column by column."""
+        count = down.constant
+        group = next((g for g in (GROUPED, 4, 2) if count is not None and count % g == 0), 1)
+        if group == 1:
+            row = self._grid_axis(down)
+            return row.poly(), self._grid_axis(across).poly()
+        outer, column, within = (self._grid_axis(e) for e in (down // group, across, Poly.of(group)))
+        return outer * group + within, column.poly()
+
+    # --- reductions of the result ---
+
+    def _reduce(self, values: Sequence[Expr]) -> None:
+        """Every reduction of the result, one sweep after another; those that may share one do."""
+        fixed = frozenset((*self.c.grid, self.axis(self.c.rows, ROW), self.axis(self.c.columns, COLUMN)))
+        pending = [r for r in reductions(values) if r.axes <= fixed]
+        depth: dict[Reduce, int] = {}
+        for r in pending:
+            depth[r] = 1 + max((depth[d] for d in reductions(r.inputs) if d in depth), default=-1)
+        levels = [[r for r in pending if depth[r] == k] for k in range(1 + max(depth.values()))]
+        done = 0
+        while done < len(levels):
+            level, following = levels[done], levels[done + 1] if done + 1 < len(levels) else []
+            carried = self._carried(level, following)
+            if carried is not None:
+                self._sweep(level, carried)
+                done += 2
+            else:
+                self._sweep(level, {})
+                done += 1
+
+    def _carried(self, level: list[Reduce], following: list[Reduce]) -> dict[Reduce, Expr] | None:
+        """The sums that may grow beside a maximum that they depend on, each with what carries it along."""
+        if len(level) != 1 or level[0].monoid != "max" or not following:
+            return None
+        result = Part(level[0], 0)
+        found: dict[Reduce, Expr] = {}
+        for r in following:
+            h = factor(r.inputs[0], result) if r.monoid == "sum" else None
+            if h is None or not holds(r.inputs[0], result, h):
+                return None
+            found[r] = h
+        return found
+
+    def _started(self, reduce: Reduce) -> _Running:
+        """A reduction's state for the whole program, and what enters it, over the swept class."""
+        (over,) = reduce.over
+        swept = {dim: Axis(f"{self.c.swept.name}{'rc'[dim]}", self.c.swept.extent) for dim in (ROW, COLUMN)}
+        rows, columns = self.axis(self.c.rows, ROW), self.axis(self.c.columns, COLUMN)
+        sides = operands(reduce)
+        tiles = [self.lanes[rows]] if rows in reduce.axes else []
+        if sides is None:
+            inputs = (substitute_axes(reduce.inputs[0], {over: swept[COLUMN].poly()}),)
+        else:
+            left, right = sided(sides, rows)
+            inputs = (
+                substitute_axes(left, {over: swept[COLUMN].poly()}),
+                substitute_axes(right, {over: swept[ROW].poly()}),
+            )
+            tiles.append(self.lanes[columns])
+        accumulator = Accumulator(
+            self.builder.name(f"{reduce.monoid}_acc"), reduce.monoid, reduce.part_dtypes, 1, tiles=tuple(tiles)
+        )
+        self.builder.add(Start(accumulator))
+        return _Running(reduce, accumulator, inputs)
+
+    def _sweep(self, level: list[Reduce], carried: dict[Reduce, Expr]) -> None:
+        """One pass over the swept class for reductions of one level, and for the sums carried beside it."""
+        first = [self._started(r) for r in level]
+        second = [self._started(r) for r in carried]
+        reference = self._reference(first[0]) if second else None
+        c, step = self.c, self.tiles.step
+        loop = Axis(self.builder.name("i"), (c.swept.extent + step - 1) // step)
+        with self.builder.block(_closer(loop)):
+            for dim in (ROW, COLUMN):
+                self._open(c.swept, dim, step, loop * step)
+            for running in first:
+                self._enter(running)
+            if reference is not None:
+                self._carry(first[0], second, carried, reference)
+                for running in second:
+                    self._enter(running)
+        for running in (*first, *second):
+            self.builder.here.parts[running.reduce] = Finished(running.accumulator)
+
+    def _reference(self, leader: _Running) -> Local:
+        dtype = leader.reduce.part_dtypes[0]
+        local = Local(self.builder.name("reference"), dtype, 1, leader.accumulator.tiles)
+        self.builder.locals.append(local)
+        self.builder.add(WriteLocal(local, Poly.ZERO, const(lowest(dtype), dtype)))
+        return local
+
+    def _carry(
+        self, leader: _Running, second: list[_Running], carried: dict[Reduce, Expr], reference: Local
+    ) -> None:
+        """The sums so far, moved to the maximum as it is now."""
+        builder = self.builder
+        builder.here.parts[leader.reduce] = Finished(leader.accumulator)
+        new = builder.emit(Part(leader.reduce, 0))
+        old = Var(builder.name("old"), reference.dtype)
+        builder.add(ReadLocal(old, reference, Poly.ZERO))
+        moved: dict[Expr, Var] = {}
+        for running in second:
+            h = carried[running.reduce]
+            if h not in moved:
+                moved[h] = carry(builder, leader.reduce, h, new, old)
+            guarded = operands(running.reduce) is None
+            builder.add(Rescale(running.accumulator, moved[h], guarded))
+        builder.add(WriteLocal(reference, Poly.ZERO, new))
+
+    def _enter(self, running: _Running) -> None:
+        """What one step of the sweep adds to a state."""
+        self._inside(running.inputs)
+        values = tuple(self.builder.emit(v) for v in running.inputs)
+        if len(values) == 1:
+            lane = self.lanes[self.axis(self.c.swept, COLUMN)]
+            self.builder.add(Accumulate(running.accumulator, lane.poly(), values))
+            return
+        self._product(values, running.inputs[0].dtype, self.c.swept, running.accumulator)
+
+    def _inside(self, values: Sequence[Expr]) -> None:
+        """Products that the terms of a sweep are made of, for the rows and the step that are open."""
+        rows = self.axis(self.c.rows, ROW)
+        for r in direct_reductions(values):
+            result = Part(r, 0)
+            sides = operands(r)
+            if sides is None or any(result in scope.values or r in scope.parts for scope in self.builder.scopes):
+                continue
+            (over,) = r.over
+            cls = self.c.nest.bound[over]
+            left, right = sided(sides, rows)
+            matrices = (
+                self.builder.emit(substitute_axes(left, {over: self.axis(cls, COLUMN).poly()})),
+                self.builder.emit(substitute_axes(right, {over: self.axis(cls, ROW).poly()})),
+            )
+            self.builder.here.values[result] = self._product(matrices, left.dtype, cls, None)
+
+    def _product(
+        self, matrices: tuple[object, ...], dtype: DType, over: Axis, accumulator: Accumulator | None
+    ) -> Var:
+        var = Var(self.builder.name("product"), DType.F32)
+        left, right = matrices
+        precision = "tf32" if self.target.rounded_products else "ieee"
+        summed = tuple(self.lanes[self.axis(over, dim)] for dim in (COLUMN, ROW))
+        self.builder.add(Contract(var, left, right, dtype, precision, summed, accumulator))  # type: ignore[arg-type]
+        return var
+
+
+def _closer(axis: Axis) -> Callable[[tuple[Statement, ...]], Statement]:
+    return lambda body: Loop(axis, axis.extent, "sweep", body)
