@@ -16,10 +16,10 @@ _COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
 
 def has_conditions(values: Iterable[Expr]) -> bool:
     """Whether any comparison of index polys appears."""
-    return any(_as_difference(e) is not None for e in postorder(list(values)))
+    return any(as_difference(e) is not None for e in postorder(list(values)))
 
 
-def _as_difference(e: Expr) -> tuple[Poly, Poly] | None:
+def as_difference(e: Expr) -> tuple[Poly, Poly] | None:
     """(low, high) with the comparison equal to low < high."""
     if not isinstance(e, Pointwise) or e.op not in _COMPARISONS:
         return None
@@ -48,7 +48,7 @@ def breakpoints(values: Iterable[Expr], axis: Axis) -> set[Poly]:
     """Positions of `axis` where some comparison with it changes its outcome."""
     found: set[Poly] = set()
     for e in postorder(list(values)):
-        pair = _as_difference(e)
+        pair = as_difference(e)
         if pair is None:
             continue
         difference = pair[1] - pair[0]  # true while > 0
@@ -90,7 +90,7 @@ def specialise(
         return values
 
     def fold(e: Expr) -> Expr | None:
-        pair = _as_difference(e)
+        pair = as_difference(e)
         if pair is not None:
             low, high = (p.substitute(bindings) for p in pair)
             if nonnegative(high - low - 1):

@@ -19,6 +19,7 @@ from .access import estimate, flat_offset
 from .factor import same_number
 from .inline import reductions
 from .nest import Nest, Refusal
+from .scores import in_base_two, unrounded
 from .unify import unify
 
 MOST_HELD = 256  # of an axis that a program holds whole beside a swept one
@@ -68,7 +69,7 @@ def _uncast(e: Expr) -> Expr:
 
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
-    nest = unify([replace(s, value=rewrite(s.value, scale_outside)) for s in stores])
+    nest = unify([replace(s, value=_prepared(s.value)) for s in stores])
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
     if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
@@ -91,6 +92,13 @@ def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     contraction = Contraction(nest, rows, columns, swept.pop(), inner)
     reason = _obstacle(contraction, tops, inside)
     return contraction if reason is None else Refusal(reason)
+
+
+def _prepared(value: Expr) -> Expr:
+    """The value as a sweep computes it best."""
+    matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
+    value = unrounded(value, frozenset(a for m in matrices for a in m.children))
+    return in_base_two(rewrite(value, scale_outside))
 
 
 def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> tuple[Axis, Axis] | Refusal:
@@ -238,7 +246,7 @@ def _split_exponent(e: Pointwise, over: Axis) -> _Scaled:
         return _Scaled(e)
     found = reductions([x.args[1]])
     tops = [r for r in found if r.monoid == "max"]
-    if len(tops) != 1 or not any(r.monoid == "sum" for r in found):
+    if len(tops) != 1 or not any(r.monoid == "sum" and tops[0] in reductions(r.inputs) for r in found):
         return _Scaled(e)
     top = Part(tops[0], 0)
     inside = pointwise("exp", pointwise("sub", x.args[0], top))

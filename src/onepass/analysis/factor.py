@@ -15,6 +15,9 @@ from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce,
 from ..ir.interpret import evaluate
 
 
+LN2 = math.log(2.0)
+
+
 def factor(e: Expr, r: Expr) -> Expr | None:
     """h with e = G * exp(h(r)), in the multiplicative view; None if e is not of that form."""
     if not _uses(e, r):
@@ -24,6 +27,9 @@ def factor(e: Expr, r: Expr) -> Expr | None:
     match e.op:
         case "exp":
             return shift(e.args[0], r)
+        case "exp2":
+            inner = shift(e.args[0], r)
+            return None if inner is None else pointwise("mul", inner, const(LN2, inner.dtype))
         case "mul":
             return _combined("add", factor(e.args[0], r), factor(e.args[1], r))
         case "div":

@@ -328,9 +328,11 @@ class _Emitter(Emitter):
         self.tiles[name] = _Open(dim, s.lanes, mask, count)
 
     def loop(self, s: Loop) -> None:
-        stop = self.poly(s.extent)
-        if s.limit is not None:
-            stop = f"min({stop}, {self.poly(s.limit)})"
+        start, stop = "0", self.poly(s.extent)
+        for bound in (*s.before, *((s.limit,) if s.limit is not None else ())):
+            stop = f"min({stop}, {self.poly(bound)})"
+        for bound in s.after:
+            start = f"max({start}, {self.poly(bound)})"
         name = s.axis.name
         stages = (
             f", num_stages={self.kernel.stages}"
@@ -339,7 +341,7 @@ class _Emitter(Emitter):
         )
         kind = "tl.range" if stages else "range"
         counter = f"{name}_" if self.kernel.wide else name
-        self.line(f"for {counter} in {kind}(0, {stop}{stages}):")
+        self.line(f"for {counter} in {kind}({start}, {stop}{stages}):")
         if self.kernel.wide:
             self.line(f"    {name} = tl.cast({counter}, tl.int64)")
         self.nested(s.body)

@@ -191,9 +191,30 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return args[1] if args[0].value else args[2]
         case "where" if args[1] is args[2]:
             return args[1]
+        case "where" if isinstance(args[0], Pointwise) and args[0].op == "bitnot":
+            return pointwise("where", args[0].args[0], args[2], args[1], dtype=dtype)
+        case "where" if dtype is DType.BOOL and all(isinstance(a, Const) for a in args[1:]):
+            return args[0] if args[1].value else pointwise("bitnot", args[0])  # type: ignore[attr-defined]
+        case "eq" | "ne" if (decided := _compare_choice(op, *args)) is not None:
+            return decided
     if info.commutative and args[1].order < args[0].order:
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
+
+
+def _compare_choice(op: str, left: Expr, right: Expr) -> Expr | None:
+    """where(c, a, b) against a literal, with a and b literals: c, not c, or what is known."""
+    if isinstance(left, Const):
+        left, right = right, left
+    if not (isinstance(left, Pointwise) and left.op == "where" and isinstance(right, Const)):
+        return None
+    condition, *choices = left.args
+    if not all(isinstance(c, Const) for c in choices):
+        return None
+    first, second = ((c.value == right.value) == (op == "eq") for c in choices if isinstance(c, Const))
+    if first == second:
+        return const(first, DType.BOOL)
+    return condition if first else pointwise("bitnot", condition)
 
 
 def _compare_words(op: str, drawn: Expr, limit: Expr) -> Expr | None:

@@ -215,7 +215,7 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """for axis in [0, extent), at most `limit` where given.
+    """for axis in [0, extent), at most `limit` where given; from the largest of `after`, below the least of `before`.
 
     kind: "sweep" runs in order; "tile" runs as vector lanes; "strip" is a sweep over tiles of `lanes`
     elements, inside which `lane` is the position in the tile.
@@ -229,6 +229,8 @@ class Loop:
     lane: Axis | None = None
     limit: Poly | None = None
     prologue: tuple[Statement, ...] = ()  # of a strip: runs before each tile, whose start is Symbol("<axis>_at")
+    after: tuple[Poly, ...] = ()  # of a sweep in a tile program
+    before: tuple[Poly, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

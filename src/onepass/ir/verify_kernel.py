@@ -166,7 +166,7 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
             use(s.condition)
             _verify_block(kernel, s.body, scope)
         case Loop():
-            use(s.extent, s.limit)
+            use(s.extent, s.limit, *s.after, *s.before)
             inside = {s.axis.name} | ({s.lane.name} if s.lane is not None else set())
             if inside & scope.names:
                 raise VerifyError(f"{kernel.name}: loop axis {s.axis.name} hides another")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..analysis.access import power_above
+from ..analysis.bounds import Bound, assuming, find_bounds
 from ..analysis.contraction import Contraction, operands, sided
 from ..analysis.factor import factor, holds
 from ..analysis.inline import reductions
@@ -44,6 +46,7 @@ from .sweeps import kernel_symbols
 from .tiles import needs_wide
 
 ROW, COLUMN = 0, 1
+_Span: TypeAlias = tuple[tuple[Expr, ...], tuple[Poly, ...], tuple[Poly, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +135,23 @@ class ContractionScheduler:
             row, column = self._grid_axis(down).poly(), Poly.ZERO
         else:
             row, column = self._grouped(down, (c.columns.extent + t.columns - 1) // t.columns)
-        self._open(c.rows, ROW, t.rows, row * t.rows)
+        if held and self._longest_last():
+            row = down - 1 - row
+        self.first_row = row * t.rows
+        self._open(c.rows, ROW, t.rows, self.first_row)
         self._open(c.columns, COLUMN, t.columns, column * t.columns)
         for cls in c.inner:
             for dim in (ROW, COLUMN):
                 if (cls, dim) not in self.opened:
                     self._open(cls, dim, max(16, power_above(cls.extent.constant)), Poly.ZERO)
+
+    def _longest_last(self) -> bool:
+        """Whether later rows have more to sweep: they should start first."""
+        rows, found = self.c.rows, []
+        for r in reductions(s.value for s in self.c.nest.stores):
+            if r.monoid == "max" and len(r.over) == 1 and rows in r.axes:
+                found += find_bounds(r.inputs[0], "max", rows, r.over[0], Poly.ZERO, 1)
+        return any(b.upper and b.grows for b in found)
 
     def _grid_axis(self, extent: Poly) -> Axis:
         position = Axis(f"g{len(self.grid)}", extent)
@@ -215,19 +229,60 @@ class ContractionScheduler:
         first = [self._started(r) for r in level]
         second = [self._started(r) for r in carried]
         reference = self._reference(first[0]) if second else None
+        for holding, after, before in self._spans(first, second):
+            self._loop(first, second, carried, reference, holding, after, before)
+        for running in (*first, *second):
+            self.builder.here.parts[running.reduce] = Finished(running.accumulator)
+
+    def _spans(self, first: list[_Running], second: list[_Running]) -> list[_Span]:
+        """The swept class in parts: conditions that hold in one, where it starts and where it ends, in steps."""
+        bounds = self._bounds(first, second)
+        if not bounds:
+            return [((), (), ())]
+        step = self.tiles.step
+        starts = [b.loose // step for b in bounds if not b.upper]
+        ends = [(b.loose + step - 1) // step for b in bounds if b.upper]
+        settled = [(b.tight + step - 1) // step for b in bounds if not b.upper]
+        doubtful = [b.tight // step for b in bounds if b.upper]
+        everywhere = tuple(b.condition for b in bounds)
+        spans: list[_Span] = []
+        if settled:  # the lower bounds may fail; where both ends are close this has all
+            spans += [((), tuple(starts), (*ends, s)) for s in settled[:1]]
+        spans.append((everywhere, (*starts, *settled), (*ends, *doubtful)))
+        if doubtful:
+            spans.append(((), (*starts, *settled, *doubtful), tuple(ends)))
+        return spans
+
+    def _bounds(self, first: list[_Running], second: list[_Running]) -> list[Bound]:
+        """Bounds of a maximum whose masked terms are -inf: the sums carried beside it vanish there, too."""
+        if len(first) != 1 or first[0].reduce.monoid != "max":
+            return []
+        rows = self.axis(self.c.rows, ROW)
+        swept = Axis(f"{self.c.swept.name}c", self.c.swept.extent)
+        found = find_bounds(first[0].inputs[0], "max", rows, swept, self.first_row, self.tiles.rows)
+        return found if sum(b.upper for b in found) <= 1 and sum(not b.upper for b in found) <= 1 else []
+
+    def _loop(
+        self,
+        first: list[_Running],
+        second: list[_Running],
+        carried: dict[Reduce, Expr],
+        reference: Local | None,
+        holding: tuple[Expr, ...],
+        after: tuple[Poly, ...],
+        before: tuple[Poly, ...],
+    ) -> None:
         c, step = self.c, self.tiles.step
         loop = Axis(self.builder.name("i"), (c.swept.extent + step - 1) // step)
-        with self.builder.block(_closer(loop)):
+        with self.builder.block(_closer(loop, after, before)):
             for dim in (ROW, COLUMN):
                 self._open(c.swept, dim, step, loop * step)
             for running in first:
-                self._enter(running)
+                self._enter(running, holding)
             if reference is not None:
                 self._carry(first[0], second, carried, reference)
                 for running in second:
-                    self._enter(running)
-        for running in (*first, *second):
-            self.builder.here.parts[running.reduce] = Finished(running.accumulator)
+                    self._enter(running, holding)
 
     def _reference(self, leader: _Running) -> Local:
         dtype = leader.reduce.part_dtypes[0]
@@ -254,10 +309,12 @@ class ContractionScheduler:
             builder.add(Rescale(running.accumulator, moved[h], guarded))
         builder.add(WriteLocal(reference, Poly.ZERO, new))
 
-    def _enter(self, running: _Running) -> None:
-        """What one step of the sweep adds to a state."""
-        self._inside(running.inputs)
-        values = tuple(self.builder.emit(v) for v in running.inputs)
+    def _enter(self, running: _Running, holding: tuple[Expr, ...]) -> None:
+        """What one step of the sweep adds to a state, where conditions hold."""
+        done = [r for scope in self.builder.scopes for r in scope.parts]
+        inputs = tuple(assuming(v, holding, done) for v in running.inputs)
+        self._inside(inputs)
+        values = tuple(self.builder.emit(v) for v in inputs)
         if len(values) == 1:
             lane = self.lanes[self.axis(self.c.swept, COLUMN)]
             self.builder.add(Accumulate(running.accumulator, lane.poly(), values))
@@ -292,5 +349,7 @@ class ContractionScheduler:
         return var
 
 
-def _closer(axis: Axis) -> Callable[[tuple[Statement, ...]], Statement]:
-    return lambda body: Loop(axis, axis.extent, "sweep", body)
+def _closer(
+    axis: Axis, after: tuple[Poly, ...], before: tuple[Poly, ...]
+) -> Callable[[tuple[Statement, ...]], Statement]:
+    return lambda body: Loop(axis, axis.extent, "sweep", body, after=after, before=before)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate
-from ..analysis.factor import factor, holds
+from ..analysis.factor import LN2, factor, holds
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, postorder, rebuild
+from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild
 from ..ir.kernel import Let, Local, Operand, ReadLocal, Rescale, Var, WriteLocal
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, product
@@ -96,11 +96,17 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
 
 
 def carry(builder: Builder, reduce: Reduce, h: Expr, new: Operand, old: Var) -> Var:
-    """exp(h(new) - h(old)); 1 where the reference did not move, so that -inf meets no -inf."""
+    """exp(h(new) - h(old)); 1 where the reference did not move, so that -inf meets no -inf.
+
+    Where h is a multiple of log(2) the power is one of two: the difference is then formed before it is scaled.
+    """
     result = Part(reduce, 0)
+    power = "exp"
+    if isinstance(h, Pointwise) and h.op == "mul" and const(LN2, h.dtype) in h.args:
+        power, h = "exp2", next(a for a in h.args if a is not const(LN2, h.dtype))
     places = [Load(Buffer(builder.name("at"), result.dtype, (), ()), ()) for _ in range(2)]
     builder.here.values.update(zip(places, (new, old), strict=True))
-    moved = pointwise("exp", pointwise("sub", _with(h, result, places[0]), _with(h, result, places[1])))
+    moved = pointwise(power, pointwise("sub", _with(h, result, places[0]), _with(h, result, places[1])))
     factor_value = builder.emit(moved)
     same = Var(builder.name("same"), DType.BOOL)
     builder.add(Let(same, "eq", (new, old)))

@@ -1,0 +1,88 @@
+"""Exponentials beside a maximum, in base two: what scales a score is multiplied in once, not for each step.
+
+exp(x - max x) = exp2(c x - max(c x)) with c = log2(e), because c is positive; where x is itself a product with a
+constant, c joins that constant, and the difference is one multiply-add. 16-bit scores are not rounded on their way
+from the matrix unit, which gives them in float32. Both rewrites are used inside kernels with matrix products only.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..ir.dtypes import DType
+from ..ir.expr import Const, Expr, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild, rewrite
+from .factor import same_number
+from .inline import reductions
+
+LOG2E = math.log2(math.e)
+
+
+def unrounded(value: Expr, kept: frozenset[Expr]) -> Expr:
+    """The value without 16-bit roundings that a conversion to float32 follows; `kept`: conversions that stay."""
+    memo: dict[Expr, Expr] = {}
+    for node in postorder([value]):
+        new = rebuild(node, memo.__getitem__, lambda p: p)
+        if isinstance(new, Pointwise) and new.op == "cast" and node not in kept:
+            if new.dtype is DType.F32 and new.args[0].dtype.is_half:
+                new = pointwise("widen", new.args[0], dtype=DType.F32)
+        memo[node] = new
+    return memo[value]
+
+
+def in_base_two(value: Expr) -> Expr:
+    """The value with every maximum that only exponentials and differences read taken of scaled scores."""
+    tops = [r for r in reductions([value]) if r.monoid == "max" and r.inputs[0].dtype is DType.F32]
+    for top in tops:
+        value = _rebased(value, top)
+    return value
+
+
+def _rebased(value: Expr, top: Reduce) -> Expr:
+    old = Part(top, 0)
+    uses = [e for e in postorder([value]) if old in e.children]
+    if not uses or not all(_difference(e, old) is not None for e in uses):
+        return value
+    exponents = [e for e in postorder([value]) if isinstance(e, Pointwise) and e.op == "exp" and e.args[0] in uses]
+    if {e.args[0] for e in exponents} != set(uses):
+        return value
+    new = Part(Reduce("max", (scaled(top.inputs[0]),), top.over), 0)
+    memo: dict[Expr, Expr] = {}
+    for e in exponents:
+        x = _difference(e.args[0], old)
+        assert x is not None
+        changed = pointwise("exp2", pointwise("sub", scaled(x), new))
+        check = pointwise("exp2", pointwise("sub", scaled(x), pointwise("mul", old, const(LOG2E, DType.F32))))
+        if not same_number(e, check):
+            return value
+        memo[e] = changed
+    return rewrite(value, lambda e: None, None, memo)
+
+
+def _difference(e: Expr, top: Expr) -> Expr | None:
+    """x of x - top."""
+    if isinstance(e, Pointwise) and e.op == "sub" and e.args[1] is top and e.args[0] is not top:
+        return e.args[0]
+    return None
+
+
+def scaled(x: Expr, by: float = LOG2E) -> Expr:
+    """x times a positive number, which joins what is constant in x."""
+    if isinstance(x, Const):
+        return const(float(x.value) * by, x.dtype)
+    if isinstance(x, Pointwise):
+        match x.op:
+            case "mul":
+                for a, b in (x.args, x.args[::-1]):
+                    if isinstance(b, Const):
+                        return scaled(a, by * float(b.value)) if float(b.value) > 0 else _times(a, by * float(b.value))
+            case "div" if isinstance(x.args[1], Const) and float(x.args[1].value) > 0:
+                return scaled(x.args[0], by / float(x.args[1].value))
+            case "where":
+                return pointwise("where", x.args[0], scaled(x.args[1], by), scaled(x.args[2], by), dtype=x.dtype)
+            case "add" | "sub":
+                return pointwise(x.op, scaled(x.args[0], by), scaled(x.args[1], by))
+    return _times(x, by)
+
+
+def _times(x: Expr, by: float) -> Expr:
+    return pointwise("mul", x, const(by, x.dtype))
