@@ -116,4 +116,3 @@ def assuming(value: Expr, conditions: Iterable[Expr], finished: Iterable[Expr]) 
         return None
 
     return rewrite(value, fold, None, memo)
-

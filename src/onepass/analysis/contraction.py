@@ -19,7 +19,7 @@ from .access import estimate, flat_offset
 from .factor import same_number
 from .inline import reductions
 from .nest import Nest, Refusal
-from .scores import in_base_two, unrounded
+from .scores import in_base_two, positions_apart, unrounded
 from .unify import unify
 
 MOST_HELD = 256  # of an axis that a program holds whole beside a swept one
@@ -41,11 +41,6 @@ class Contraction:
     def grid(self) -> tuple[Axis, ...]:
         """Classes of which a program has one position."""
         return tuple(c for c in self.nest.classes if c in self.nest.stores[0].domain - {self.rows, self.columns})
-
-
-def has_products(values: Iterable[Expr]) -> bool:
-    """Whether any of the values holds a matrix product."""
-    return any(operands(r) is not None for r in reductions(values))
 
 
 def operands(reduce: Reduce) -> tuple[Expr, Expr] | None:
@@ -98,7 +93,7 @@ def _prepared(value: Expr) -> Expr:
     """The value as a sweep computes it best."""
     matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
     value = unrounded(value, frozenset(a for m in matrices for a in m.children))
-    return in_base_two(rewrite(value, scale_outside))
+    return in_base_two(rewrite(positions_apart(value), scale_outside))
 
 
 def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> tuple[Axis, Axis] | Refusal:
@@ -259,4 +254,3 @@ def _scales(e: Expr, over: Axis) -> bool:
 
 def _times(a: Expr | None, b: Expr | None) -> Expr | None:
     return b if a is None else a if b is None else pointwise("mul", a, b)
-

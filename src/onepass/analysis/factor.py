@@ -14,7 +14,6 @@ import random
 from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, const, pointwise, postorder, rebuild
 from ..ir.interpret import evaluate
 
-
 LN2 = math.log(2.0)
 
 

@@ -32,7 +32,7 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     nest = Nest(nest.stores, nest.classes, nest.bound, outer)
     reduces = reductions(s.value for s in nest.stores)
     if not reduces:
-        return nest
+        return Refusal(alone) if (alone := _alone(nest, target)) is not None else nest
     if (unreadable := _unreadable(nest)) is not None:
         return Refusal(unreadable)
     crossing = _crossing(nest)
@@ -49,6 +49,19 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
         merged = collapse(nest)
         found = _split(merged, reductions(s.value for s in merged.stores), work, target)
     return Refusal(crossing) if crossing is not None and isinstance(found, Refusal) else found
+
+
+def _alone(nest: Nest, target: Target) -> str | None:
+    """Point-wise stores with so few positions in common that hardly any program would be left."""
+    work = max(numel(s.domain) for s in nest.stores)
+    programs = numel(nest.outer)
+    if (
+        work <= SERIAL_ELEMENTS
+        or programs >= target.processors
+        or all(s.domain <= set(nest.outer) for s in nest.stores)
+    ):
+        return None
+    return f"{programs} programs for {work} elements"
 
 
 def _enough(nest: Nest, work: int, target: Target) -> bool:

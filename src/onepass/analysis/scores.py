@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild, rewrite
+from ..ir.expr import Const, Expr, Index, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild, rewrite
 from .factor import same_number
 from .inline import reductions
 
 LOG2E = math.log2(math.e)
+EXACT = 1 << 24  # whole numbers below this are exact in float32
 
 
 def unrounded(value: Expr, kept: frozenset[Expr]) -> Expr:
@@ -27,6 +28,40 @@ def unrounded(value: Expr, kept: frozenset[Expr]) -> Expr:
                 new = pointwise("widen", new.args[0], dtype=DType.F32)
         memo[node] = new
     return memo[value]
+
+
+def positions_apart(value: Expr) -> Expr:
+    """Positions as floats, one axis at a time: rows and columns are converted once each, not every pair of them."""
+
+    def split(e: Expr) -> Expr | None:
+        if (
+            not isinstance(e, Pointwise)
+            or e.op != "cast"
+            or e.dtype is not DType.F32
+            or not isinstance(e.args[0], Index)
+        ):
+            return None
+        poly = e.args[0].poly
+        axes = sorted(poly.axes, key=lambda a: a.name)
+        steps = [poly.coefficient(a) for a in axes]
+        if len(axes) < 2 or any(
+            s is None or s.constant is None or a.extent.constant is None for s, a in zip(steps, axes, strict=True)
+        ):
+            return None
+        parts = [s * a for s, a in zip(steps, axes, strict=True) if s is not None]
+        rest = poly - sum(parts[1:], parts[0])
+        reach = sum(
+            abs((s.constant or 0) * (a.extent.constant or 0)) for s, a in zip(steps, axes, strict=True) if s is not None
+        )
+        if rest.constant is None or reach + abs(rest.constant) >= EXACT:
+            return None
+        parts[0] = parts[0] + rest
+        first, *others = (pointwise("cast", Index(p), dtype=DType.F32) for p in parts)
+        for other in others:
+            first = pointwise("add", first, other)
+        return first
+
+    return rewrite(value, split)
 
 
 def in_base_two(value: Expr) -> Expr:
@@ -75,6 +110,8 @@ def scaled(x: Expr, by: float = LOG2E) -> Expr:
                 for a, b in (x.args, x.args[::-1]):
                     if isinstance(b, Const):
                         return scaled(a, by * float(b.value)) if float(b.value) > 0 else _times(a, by * float(b.value))
+                few, many = sorted(x.args, key=lambda a: len(a.axes))
+                return pointwise("mul", scaled(few, by), many)
             case "div" if isinstance(x.args[1], Const) and float(x.args[1].value) > 0:
                 return scaled(x.args[0], by / float(x.args[1].value))
             case "where":

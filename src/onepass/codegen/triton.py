@@ -239,6 +239,10 @@ class _Emitter(Emitter):
             named = any(a.names() for a in s.args if isinstance(a, Poly))
             self.define(s.var, text if named else f"tl.full([], {text}, tl.int1)", dims)
             return
+        if s.op == "cast" and isinstance(s.args[0], Poly) and s.args[0].names() and not self.kernel.wide:
+            text = f"tl.cast({bare(self.poly(s.args[0]))}, {triton_type(s.var.dtype)})"  # from 32 bits
+            self.define(s.var, text, dims)
+            return
         args = [self.operand(a) for a in s.args]
         if s.op in _CHECKED:
             self.checked_index(s, args, dims)

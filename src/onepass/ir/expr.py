@@ -195,11 +195,25 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return pointwise("where", args[0].args[0], args[2], args[1], dtype=dtype)
         case "where" if dtype is DType.BOOL and all(isinstance(a, Const) for a in args[1:]):
             return args[0] if args[1].value else pointwise("bitnot", args[0])  # type: ignore[attr-defined]
+        case "add" | "sub" | "mul" if dtype is DType.I64 and (position := _position(op, *args)) is not None:
+            return position
         case "eq" | "ne" if (decided := _compare_choice(op, *args)) is not None:
             return decided
     if info.commutative and args[1].order < args[0].order:
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
+
+
+def _position(op: str, left: Expr, right: Expr) -> Expr | None:
+    """Arithmetic on positions is a position."""
+    if not (isinstance(left, Index) or isinstance(right, Index)):
+        return None
+    if not all(isinstance(e, Index | Const) for e in (left, right)):
+        return None
+    a, b = (e.poly if isinstance(e, Index) else Poly.of(int(e.value)) for e in (left, right))  # type: ignore[attr-defined]
+    if op == "mul" and a.constant is None and b.constant is None:
+        return None
+    return Index(a + b if op == "add" else a - b if op == "sub" else a * b)
 
 
 def _compare_choice(op: str, left: Expr, right: Expr) -> Expr | None:

@@ -37,6 +37,7 @@ class Group:
 
     stores: tuple[Store, ...]
     members: tuple[Define, ...]
+    products: bool = False  # matrix products are computed inside
 
     @property
     def origins(self) -> tuple[Origin, ...]:

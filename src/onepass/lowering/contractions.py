@@ -68,4 +68,3 @@ def sum_and_product(
         term = ctx.computing(added.aligned(out.shape), out.dtype)
         total = pointwise("add", total, term if beta == 1 else pointwise("mul", term, literal(float(beta), DType.F32)))
     return ctx.convert(total, out.dtype)
-

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..analysis.access import estimate, numel, storage_bytes
+from ..analysis.access import RANDOM_COST, estimate, numel, storage_bytes
 from ..analysis.contraction import Contraction, contract, operands
 from ..analysis.inline import Inliner, loaded, reductions
-from ..analysis.nest import Refusal
+from ..analysis.nest import Refusal, opened
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Pointwise, Random, postorder
 from ..ir.ops import OPS
@@ -24,8 +24,11 @@ from ..ir.target import Target
 from .cost import predict_us
 from .groups import things
 
-LIBRARY, NESTED, ALONE = 1.0, 0.62, 0.8  # of the rate a matmul of the library reaches
-CHEAP_COST = 6.0  # per element, of what is computed again beside a product
+LIBRARY, NESTED, ALONE = 1.0, 0.75, 0.85  # of the rate a matmul of the library reaches
+CHEAP_COST, PLACE_COST = (
+    4.0,
+    24.0,
+)  # per element, of what is computed again beside a product: from memory, from positions
 MOST_MEMBERS = 48
 
 
@@ -87,6 +90,7 @@ class _Chooser:
                     self.elsewhere |= {b for b in things((s.args, s.kwargs)) if isinstance(b, Buffer)}
                 case Update():
                     self.elsewhere.add(s.source)
+        self.cheap: dict[Define, bool] = {}
         self.taken: set[Define] = set()
         self.regions: list[Region] = []
         self.decisions: list[Decision] = []
@@ -166,8 +170,18 @@ class _Chooser:
         if last is None or last in self.taken:
             return
         for tail in self._tails(last):
-            if tail and self._consider((last, *tail), last.origin.node, tail[-1].origin.node, "epilogue", ALONE):
+            beside = self._beside(last, tail)
+            members = (last, *beside, *tail)
+            if tail and self._consider(members, last.origin.node, tail[-1].origin.node, "epilogue", ALONE):
                 return
+
+    def _beside(self, last: Define, tail: tuple[Define, ...]) -> list[Define]:
+        """Other products that what follows this one reads, and nobody else."""
+        found = [d for t in tail for d in self._sources(t) if d.buffer in self.product_of and d is not last]
+        return [
+            d for d in dict.fromkeys(found)
+            if d not in self.taken and d.buffer not in self.elsewhere and set(self.readers[d.buffer]) <= set(tail)
+        ]  # fmt: skip
 
     # --- the answer ---
 
@@ -195,22 +209,40 @@ class _Chooser:
         stack = [d for m in own for d in self._sources(m)]
         while stack:
             d = stack.pop()
-            if d in own or d in found or d.buffer in self.product_of:
-                continue
-            if reductions([d.value]) or _cost(d.value) > CHEAP_COST or _moves_much(d):
-                continue
-            found[d] = None
-            stack.extend(self._sources(d))
+            if d not in own and d not in found and self._is_cheap(d):
+                found[d] = None
+                stack.extend(self._sources(d))
         return tuple(sorted(found, key=self.order.__getitem__))
 
+    def _is_cheap(self, define: Define) -> bool:
+        """Whether computing it from memory, or from positions alone, for every step beats reading it."""
+        if define not in self.cheap:
+            chain, stack = {define}, [define]
+            while stack and len(chain) <= MOST_MEMBERS:
+                fresh = [d for d in self._sources(stack.pop()) if d not in chain]
+                chain.update(fresh)
+                stack.extend(fresh)
+            made = {d.buffer for d in chain}
+            read = {b for d in chain for b in loaded(d.value)} - made
+            whole = not any(d.buffer in self.product_of or reductions([d.value]) for d in chain)
+            cost = sum(_cost(d.value) for d in chain)
+            moved = sum(storage_bytes(b) for b in read)
+            own = storage_bytes(define.buffer)
+            cheap = cost <= (CHEAP_COST if 16 * moved > own else PLACE_COST) and moved <= 2 * own
+            self.cheap[define] = whole and len(chain) <= MOST_MEMBERS and cheap
+        return self.cheap[define]
+
     def _together(self, c: Contraction, rate: float) -> float:
-        """Predicted time as one kernel."""
-        values = [s.value for s in c.nest.stores]
-        products = sum(self._products(r) for r in reductions(values) if operands(r) is not None)
-        work = sum(_points(e) for e in postorder(values) if isinstance(e, Pointwise | Random))
+        """Predicted time as one kernel. What sweeps share is counted once; the matrix unit multiplies and adds."""
+        values = opened(c.nest)
+        found = [r for r in reductions(values) if operands(r) is not None]
+        units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
+        products = sum(self._products(r) for r in found)
+        work = sum(_points(e) for e in postorder(values) if isinstance(e, Pointwise | Random) and e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
-        return predict_us(moved, work, 1, self.target) + products / (rate * self._rate(values))
+        unit, rest = products / (rate * self._rate(values)), predict_us(moved, work, 1, self.target)
+        return max(unit, rest) + 0.1 * min(unit, rest)
 
     def _rate(self, values: list[Expr]) -> float:
         """Multiply-adds per microsecond of the library on operands of this type."""
@@ -249,18 +281,12 @@ class _Chooser:
 
 
 def _cost(value: Expr) -> float:
-    return sum(OPS[e.op].cost if isinstance(e, Pointwise) else 14.0 for e in postorder([value]) if isinstance(e, Pointwise | Random))
+    found = (e for e in postorder([value]) if isinstance(e, Pointwise | Random))
+    return sum(OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST for e in found)
 
 
 def _points(e: Expr) -> float:
-    total = OPS[e.op].cost if isinstance(e, Pointwise) else 14.0
+    total = OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST
     for a in e.axes:
         total *= estimate(a.extent)
     return total
-
-
-def _moves_much(define: Define) -> bool:
-    """Whether computing it again would read more than it is itself."""
-    read = sum(storage_bytes(b) for b in loaded(define.value))
-    return read > 2 * storage_bytes(define.buffer)
-

@@ -288,7 +288,7 @@ class Planner:
             else:
                 stores = graph.stores(graph.members[n], frozenset((n,)))
                 if stores:
-                    steps.append(Group(stores, tuple(graph.members[n])))
+                    steps.append(Group(stores, tuple(graph.members[n]), n in self.locked))
             for s in graph.successors[n]:
                 waiting[s] -= 1
                 if waiting[s] == 0:

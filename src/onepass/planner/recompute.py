@@ -23,7 +23,12 @@ def recompute(planner: Planner) -> bool:
     graph, done = planner.graph, False
     for define in reversed(list(planner.program.defines())):
         number = graph.node_of.get(define.buffer)
-        if number in planner.locked or number not in graph.members or define not in graph.members[number] or define.buffer in graph.required:
+        if (
+            number in planner.locked
+            or number not in graph.members
+            or define not in graph.members[number]
+            or define.buffer in graph.required
+        ):
             continue
         users = sorted(u for u in graph.consumers.get(define.buffer, set()) if u != number)
         if not users or len(users) > MOST_READERS or any(u not in graph.members or u in planner.locked for u in users):

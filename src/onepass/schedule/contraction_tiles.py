@@ -55,7 +55,7 @@ def _nested(c: Contraction, width: int) -> Tiles:
         warps = 4
     if width == 4:
         step, stages = 32, 2
-    return Tiles(rows, columns, step, min(warps, max(1, rows // 16)), stages)
+    return Tiles(rows, columns, step, warps, stages)
 
 
 def _plain(c: Contraction, width: int, target: Target) -> Tiles:

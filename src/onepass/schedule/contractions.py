@@ -77,7 +77,10 @@ class ContractionScheduler:
     def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
         nest = self.c.nest
         self._open_program()
-        here = {self.c.rows: self.axis(self.c.rows, ROW).poly(), self.c.columns: self.axis(self.c.columns, COLUMN).poly()}
+        here = {
+            self.c.rows: self.axis(self.c.rows, ROW).poly(),
+            self.c.columns: self.axis(self.c.columns, COLUMN).poly(),
+        }
         values = [substitute_axes(s.value, here) for s in nest.stores]
         self._reduce(values)
         results = [self.builder.emit(v) for v in values]
@@ -130,7 +133,7 @@ class ContractionScheduler:
         for cls in c.grid:
             self.builder.here.bindings[cls] = self._grid_axis(cls.extent).poly()
         down = (c.rows.extent + t.rows - 1) // t.rows
-        held = bool(c.inner) or c.columns.extent.constant is not None and c.columns.extent.constant <= t.columns
+        held = bool(c.inner) or (c.columns.extent.constant is not None and c.columns.extent.constant <= t.columns)
         if held:
             row, column = self._grid_axis(down).poly(), Poly.ZERO
         else:
@@ -291,9 +294,7 @@ class ContractionScheduler:
         self.builder.add(WriteLocal(local, Poly.ZERO, const(lowest(dtype), dtype)))
         return local
 
-    def _carry(
-        self, leader: _Running, second: list[_Running], carried: dict[Reduce, Expr], reference: Local
-    ) -> None:
+    def _carry(self, leader: _Running, second: list[_Running], carried: dict[Reduce, Expr], reference: Local) -> None:
         """The sums so far, moved to the maximum as it is now."""
         builder = self.builder
         builder.here.parts[leader.reduce] = Finished(leader.accumulator)
@@ -338,9 +339,7 @@ class ContractionScheduler:
             )
             self.builder.here.values[result] = self._product(matrices, left.dtype, cls, None)
 
-    def _product(
-        self, matrices: tuple[object, ...], dtype: DType, over: Axis, accumulator: Accumulator | None
-    ) -> Var:
+    def _product(self, matrices: tuple[object, ...], dtype: DType, over: Axis, accumulator: Accumulator | None) -> Var:
         var = Var(self.builder.name("product"), DType.F32)
         left, right = matrices
         precision = "tf32" if self.target.rounded_products else "ieee"

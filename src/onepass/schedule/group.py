@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
-from ..analysis.contraction import contract, has_products
+from ..analysis.contraction import contract
 from ..analysis.inline import reductions
 from ..analysis.legality import CARRIED_ROWS, analyse, collapsed, outer_axes, programs_of
 from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
@@ -36,7 +36,7 @@ def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) 
 
     Later candidates keep fewer values per thread: for a group whose first kernel spilled registers.
     """
-    if has_products(s.value for s in group.stores):
+    if group.products:
         contraction = contract(group.stores)
         if isinstance(contraction, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {contraction.reason}")
