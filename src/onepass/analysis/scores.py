@@ -80,12 +80,14 @@ def _rebased(value: Expr, top: Reduce) -> Expr:
     exponents = [e for e in postorder([value]) if isinstance(e, Pointwise) and e.op == "exp" and e.args[0] in uses]
     if {e.args[0] for e in exponents} != set(uses):
         return value
-    new = Part(Reduce("max", (scaled(top.inputs[0]),), top.over), 0)
+    plain, step = _apart(scaled(top.inputs[0]))
+    new = _times(Part(Reduce("max", (plain,), top.over), 0), step)
     memo: dict[Expr, Expr] = {}
     for e in exponents:
         x = _difference(e.args[0], old)
         assert x is not None
-        changed = pointwise("exp2", pointwise("sub", scaled(x), new))
+        inside, own = _apart(scaled(x))
+        changed = pointwise("exp2", pointwise("sub", _times(inside, own), new))
         check = pointwise("exp2", pointwise("sub", scaled(x), pointwise("mul", old, const(LOG2E, DType.F32))))
         if not same_number(e, check):
             return value
@@ -122,4 +124,20 @@ def scaled(x: Expr, by: float = LOG2E) -> Expr:
 
 
 def _times(x: Expr, by: float) -> Expr:
-    return pointwise("mul", x, const(by, x.dtype))
+    return x if by == 1 else pointwise("mul", x, const(by, x.dtype))
+
+
+def _apart(x: Expr) -> tuple[Expr, float]:
+    """x as something times a positive number: the largest is found before multiplying."""
+    if isinstance(x, Pointwise) and x.op == "mul":
+        for a, b in (x.args, x.args[::-1]):
+            if isinstance(b, Const) and 0 < float(b.value) < math.inf:
+                return a, float(b.value)
+    if isinstance(x, Pointwise) and x.op == "where":
+        for k in (1, 2):
+            inside, step = _apart(x.args[k])
+            other = x.args[3 - k]
+            if step != 1 and isinstance(other, Const) and math.isinf(float(other.value)):
+                sides = (inside, other) if k == 1 else (other, inside)
+                return pointwise("where", x.args[0], *sides, dtype=x.dtype), step
+    return x, 1.0

@@ -251,6 +251,7 @@ OP float op_erf_f32(float x) {
 }
 
 /* The normal distribution where the result is rounded to 16 bits. */
+OP float op_tanh_16_f32(float x) { return op_tanh_f32(x); }
 OP float op_normal_16_f32(float x) { return 0.5f * (1.0f + op_erf_f32(x * 0x1.6a09e6p-1f)); }
 
 /* The inverse of erf: eager's rational start and two of Halley's steps, the tail's on erfc, where

@@ -60,9 +60,9 @@ _EVICTION = {"again": "evict_last", "never": "evict_first"}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def emit_triton(kernel: Kernel, exact: bool = False) -> KernelSource:
+def emit_triton(kernel: Kernel, exact: bool = False, hardware_tanh: bool = False) -> KernelSource:
     """The Triton module of one kernel. `exact`: a product and a sum are never contracted."""
-    emitter = _Emitter(kernel)
+    emitter = _Emitter(kernel, hardware_tanh)
     text = emitter.unit()
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
@@ -88,8 +88,9 @@ class _Open:
 class _Emitter(Emitter):
     indent = "    "
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, hardware_tanh: bool) -> None:
         super().__init__(kernel)
+        self.hardware_tanh = hardware_tanh
         self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
         self.index = "tl.int64" if kernel.wide else "tl.int32"
         self.tiles: dict[str, _Open] = {}
@@ -246,6 +247,9 @@ class _Emitter(Emitter):
         args = [self.operand(a) for a in s.args]
         if s.op in _CHECKED:
             self.checked_index(s, args, dims)
+            return
+        if s.op == "tanh_16" and self.hardware_tanh:
+            self.define(s.var, f"op_tanh_hardware({args[0]})", dims)
             return
         text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
         self.define(s.var, bare(text), dims)

@@ -37,7 +37,7 @@ _LIBRARY = {
 _OWN = frozenset(
     [
         "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "signbit", "remainder", "floordiv", "exp", "log",
-        "normal_16",
+        "normal_16", "tanh_16",
     ]
 )  # fmt: skip
 _INTEGER_DIVISIONS = frozenset(["truncdiv", "fmod", "floordiv", "remainder"])

@@ -343,6 +343,7 @@ def _scalar_functions() -> dict[str, Callable[..., Tensor]]:
         "truncdiv": _division("trunc"),
         "pow": _pow,
         "normal_16": torch.special.ndtr,
+        "tanh_16": torch.tanh,
         "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
         "wrap_index": lambda index, size: _checked(torch.where(index < 0, index + size, index), size),
         "check_index": _checked,

@@ -54,6 +54,7 @@ OPS: dict[str, OpInfo] = {
     "tanh": OpInfo(1, _EXP), "asinh": OpInfo(1, 2 * _EXP), "acosh": OpInfo(1, 2 * _EXP),
     "atanh": OpInfo(1, 2 * _EXP), "erf": OpInfo(1, _EXP), "erfc": OpInfo(1, _EXP),
     "normal_16": OpInfo(1, _EXP),  # the normal distribution where the result is rounded to 16 bits: within 1e-5
+    "tanh_16": OpInfo(1, 6.0),  # where the result is rounded to bfloat16: within 2**-10 of its value
     "erfinv": OpInfo(1, 3 * _EXP), "lgamma": OpInfo(1, 6 * _EXP), "hypot": OpInfo(2, 8.0),
     "copysign": OpInfo(2), "nextafter": OpInfo(2, 2.0),
     "floor": OpInfo(1), "ceil": OpInfo(1), "trunc": OpInfo(1),

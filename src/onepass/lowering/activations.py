@@ -85,7 +85,9 @@ _TANH_CUBE = 0.044715
 def gelu(ctx: Context, x: Ref, approximate: str = "none") -> Ref:
     v = ctx.read(x, ctx.out.dtype)
     if approximate == "tanh":
-        weight = _mul(_number(ctx, 0.5), pointwise("add", one(ctx), pointwise("tanh", _tanh_argument(ctx, v))))
+        # (1 + tanh z) / 2 is the logistic function of 2 z, which keeps its digits where tanh is close to -1.
+        power = pointwise("exp", _mul(_number(ctx, -2.0), _tanh_argument(ctx, v)))
+        weight = pointwise("div", one(ctx), pointwise("add", one(ctx), power))
     else:
         weight = _normal(ctx, v)
     return ctx.define(_mul(v, weight))

@@ -81,6 +81,8 @@ def apply(ctx: Context, op: str, *operands: Operand, dtype: DType | None = None)
     exact = op in DISCONTINUOUS
     if dtype is DType.BOOL:
         op = _ON_BOOL.get(op, op)
+    if op == "tanh" and dtype is DType.BF16:
+        op = "tanh_16"
     return pointwise(op, *(ctx.read(x, dtype, exact=exact) for x in operands))
 
 

@@ -25,6 +25,7 @@ from ..ir.kernel import (
     Contract,
     GridAxis,
     Kernel,
+    Let,
     Local,
     Loop,
     ReadLocal,
@@ -306,9 +307,13 @@ class ContractionScheduler:
             h = carried[running.reduce]
             if h not in moved:
                 moved[h] = carry(builder, leader.reduce, h, new, old)
-            guarded = operands(running.reduce) is None
-            builder.add(Rescale(running.accumulator, moved[h], guarded))
+            builder.add(Rescale(running.accumulator, moved[h], guarded=False))
         builder.add(WriteLocal(reference, Poly.ZERO, new))
+        # Rows without any term yet: nothing is subtracted, so that -inf meets no -inf.
+        none, safe = Var(builder.name("none"), DType.BOOL), Var(builder.name("safe"), reference.dtype)
+        builder.add(Let(none, "eq", (new, const(lowest(reference.dtype), reference.dtype))))
+        builder.add(Let(safe, "where", (none, const(0.0, reference.dtype), new)))
+        builder.here.values[Part(leader.reduce, 0)] = safe
 
     def _enter(self, running: _Running, holding: tuple[Expr, ...]) -> None:
         """What one step of the sweep adds to a state, where conditions hold."""
