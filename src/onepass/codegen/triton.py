@@ -23,6 +23,7 @@ from ..ir.kernel import (
     Kernel,
     Let,
     LoadElement,
+    LoadTile,
     Local,
     Loop,
     Operand,
@@ -38,8 +39,8 @@ from ..ir.kernel import (
     WriteLocal,
     walk,
 )
-from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative
-from ..ir.source import KernelSource
+from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative, product
+from ..ir.source import KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
 from .triton_ops import (
     from_word,
@@ -62,16 +63,20 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 def emit_triton(kernel: Kernel, exact: bool = False, hardware_tanh: bool = False) -> KernelSource:
     """The Triton module of one kernel. `exact`: a product and a sum are never contracted."""
-    emitter = _Emitter(kernel, hardware_tanh)
-    text = emitter.unit()
+    text = _Emitter(kernel, hardware_tanh, describe=True).unit()
+    general = _Emitter(kernel, hardware_tanh, describe=False).unit() if kernel.descriptors else ""
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
     signature = tuple(f"*{signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
-    facts = f"{signature} {kernel.warps} {kernel.stages} {exact}"
+    described = [(d, f"tensordesc<{signature_type(d.buffer.dtype)}{list(d.block)}>") for d in kernel.descriptors]
+    signature += tuple(kind for _, kind in described)
+    matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d, _ in described)
+    facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices}"
     key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
     return KernelSource(
         kernel.name, "triton", header(kernel, "#") + text, ENTRY, key, len(pointers), words,
         raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages, exact=exact,
+        matrices=matrices, general=general,
     )  # fmt: skip
 
 
@@ -88,8 +93,9 @@ class _Open:
 class _Emitter(Emitter):
     indent = "    "
 
-    def __init__(self, kernel: Kernel, hardware_tanh: bool) -> None:
+    def __init__(self, kernel: Kernel, hardware_tanh: bool, describe: bool) -> None:
         super().__init__(kernel)
+        self.described = [d.name for d in kernel.descriptors] if describe else []
         self.hardware_tanh = hardware_tanh
         self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
         self.index = "tl.int64" if kernel.wide else "tl.int32"
@@ -102,7 +108,8 @@ class _Emitter(Emitter):
 
     def unit(self) -> str:
         """Everything but the header comment."""
-        parameters = ", ".join((*self.pointers.values(), *self.numbers.values(), *self.sizes.values()))
+        named = (*self.pointers.values(), *self.numbers.values(), *self.sizes.values(), *self.described)
+        parameters = ", ".join(named)
         self.line("@triton.jit")
         self.line(f"def {ENTRY}({parameters}):")
         self.depth += 1
@@ -121,6 +128,12 @@ class _Emitter(Emitter):
         """The program number becomes one position per grid axis, the last one fastest."""
         left = "tl.program_id(0)" + (".to(tl.int64)" if self.kernel.wide else "")
         axes = self.kernel.grid
+        if self.kernel.resident:
+            total = self.poly(product(g.extent for g in axes))
+            flat = ", flatten=True" if self.kernel.flat else ""
+            self.line(f"for program in tl.range({left}, {total}, tl.num_programs(0){flat}):")
+            self.depth += 1
+            left = "program"
         for k in range(len(axes) - 1, -1, -1):
             name = axes[k].axis.name
             if k == 0:
@@ -198,6 +211,8 @@ class _Emitter(Emitter):
                 self.let(s)
             case LoadElement():
                 self.load(s)
+            case LoadTile():
+                self.load_tile(s)
             case StoreElement():
                 self.store(s)
             case RandomWord():
@@ -285,6 +300,14 @@ class _Emitter(Emitter):
         self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
         self.loaded.add(s.var.name)
 
+    def load_tile(self, s: LoadTile) -> None:
+        if s.descriptor.name not in self.described:
+            self.load(LoadElement(s.var, s.descriptor.buffer, s.offset))
+            return
+        block = f"{s.descriptor.name}.load([{bare(self.poly(s.row))}, {bare(self.poly(s.column))}])"
+        self.define(s.var, f"{block}.T" if s.transposed else block, self.dims_of(s.offset))
+        self.loaded.add(s.var.name)
+
     def store(self, s: StoreElement) -> None:
         dims, value = self.dims_of(s.offset), self.operand(s.value)
         held = self.dims_of(s.value, s.guard)
@@ -344,7 +367,7 @@ class _Emitter(Emitter):
         name = s.axis.name
         stages = (
             f", num_stages={self.kernel.stages}"
-            if self.kernel.stages and _innermost(s) and s.extent is not Poly.ONE
+            if self.kernel.stages and not self.kernel.resident and _innermost(s) and s.extent is not Poly.ONE
             else ""
         )
         kind = "tl.range" if stages else "range"

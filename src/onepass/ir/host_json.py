@@ -7,7 +7,7 @@ Reading malformed data raises `MalformedProgram`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, fields
+from dataclasses import asdict, astuple, fields
 from typing import Any
 
 from .source import (
@@ -22,6 +22,7 @@ from .source import (
     Instruction,
     KernelSource,
     Launch,
+    Matrix,
     Ref,
     SizeOf,
     TorchValue,
@@ -63,13 +64,15 @@ def host_from_json(data: Any, constants: tuple[Any, ...] = ()) -> HostProgram:
 
 
 def kernel_to_json(source: KernelSource) -> dict[str, Any]:
-    return {f.name: getattr(source, f.name) for f in fields(source)}
+    data = {f.name: getattr(source, f.name) for f in fields(source)}
+    return data | {"matrices": [asdict(m) for m in source.matrices]}
 
 
 def kernel_from_json(data: Any) -> KernelSource:
     """The kernel that `kernel_to_json` wrote."""
     try:
-        return KernelSource(**{**data, "signature": tuple(data.get("signature", ()))})
+        matrices = tuple(Matrix(**m) for m in data.get("matrices", ()))
+        return KernelSource(**{**data, "signature": tuple(data.get("signature", ())), "matrices": matrices})
     except (TypeError, AttributeError) as error:
         raise MalformedProgram(f"not a kernel: {error!r}") from error
 

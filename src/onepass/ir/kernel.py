@@ -54,6 +54,32 @@ class LoadElement:
     reuse: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Descriptor:
+    """A buffer as a matrix of `rows` x `columns`, rows `columns` apart, that hardware copies `block` by block."""
+
+    name: str
+    buffer: Buffer
+    rows: int
+    columns: int
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTile:
+    """var = the block of a matrix at (row, column), `transposed` where its rows are the tile's columns.
+
+    `offset`: the same elements as positions in the buffer, for where it cannot be described.
+    """
+
+    var: Var
+    descriptor: Descriptor
+    row: Poly
+    column: Poly
+    transposed: bool
+    offset: Poly
+
+
 @dataclass(frozen=True, slots=True)
 class StoreElement:
     """buffer[offset] = value, where `guard` holds.
@@ -250,7 +276,7 @@ class When:
 
 
 Statement: TypeAlias = (
-    Let | LoadElement | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
+    Let | LoadElement | LoadTile | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
     | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold
 )  # fmt: skip
 
@@ -281,6 +307,9 @@ class Kernel:
     warps: int = 0  # of a tile program: how many share it
     stages: int = 0  # loads in flight ahead of a sweep
     wide: bool = False  # offsets need 64 bits
+    descriptors: tuple[Descriptor, ...] = ()
+    resident: int = 0  # programs that stay and take one position of the grid after another; 0: one each
+    flat: bool = False  # their positions and the sweeps inside become one loop
 
     @property
     def parameters(self) -> tuple[Buffer, ...]:

@@ -13,6 +13,15 @@ from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
+class Matrix:
+    """What a descriptor is made of: which pointer, rows and columns (rows that far apart)."""
+
+    pointer: int
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSource:
     """`text` is a translation unit exporting `int entry(pointers..., int64 symbols..., int64 threads)`.
 
@@ -31,6 +40,8 @@ class KernelSource:
     warps: int = 0
     stages: int = 0
     exact: bool = False  # a product and a sum are never contracted
+    matrices: tuple[Matrix, ...] = ()  # handed over as descriptors, after the symbols
+    general: str = ""  # the text without them, for pointers that cannot be described
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Target:
     split_programs: int = 128  # programs a split reduction is shared out to
     products_per_us: float = 0.0  # multiply-adds of a matrix unit on 16-bit operands, as matmuls reach; 0: none
     rounded_products: bool = False  # matrix units may round float32 operands (torch's float32 matmul precision)
+    descriptors: bool = False  # hardware copies blocks of matrices into shared memory
     hardware_tanh: bool = False  # one instruction, to about 11 bits
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
 
@@ -67,7 +68,7 @@ def _gpu(
         chip_cache_bytes=cache_mb << 20,
         shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
         columns=128, held_elements=16384, thread_elements=32, products_per_us=tflops * 1e6 / 2,
-        hardware_tanh=name.startswith("sm_"),
+        hardware_tanh=name.startswith("sm_"), descriptors=name in ("sm_90", "sm_100"),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from .kernel import (
     Kernel,
     Let,
     LoadElement,
+    LoadTile,
     Loop,
     Operand,
     RandomWord,
@@ -121,6 +122,10 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
         case LoadElement():
             use(s.offset, s.guard)
             _parameter(kernel, s.buffer, kernel.reads)
+            define(s.var)
+        case LoadTile():
+            use(s.row, s.column, s.offset)
+            _parameter(kernel, s.descriptor.buffer, kernel.reads)
             define(s.var)
         case StoreElement():
             use(s.offset, s.value, s.guard)

@@ -24,7 +24,7 @@ from ..ir.target import Target
 from .cost import predict_us
 from .groups import things
 
-LIBRARY, NESTED, ALONE = 1.0, 0.75, 0.85  # of the rate a matmul of the library reaches
+LIBRARY, NESTED, ALONE = 1.0, 0.75, 0.95  # of the rate a matmul of the library reaches
 CHEAP_COST, PLACE_COST = (
     4.0,
     24.0,

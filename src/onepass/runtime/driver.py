@@ -27,6 +27,11 @@ class Driver:
         """Where the launching function is."""
         return ctypes.cast(getattr(self.library, self.names[4]), ctypes.c_void_p).value or 0
 
+    @property
+    def encode_address(self) -> int:
+        """Where the function that describes matrices is."""
+        return ctypes.cast(self.library.cuTensorMapEncodeTiled, ctypes.c_void_p).value or 0
+
     def bind(self, device: int) -> None:
         """Make the device's context this thread's; a thread that only launches has none."""
         if self.names is _HIP:

@@ -12,17 +12,48 @@
 typedef int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                              void **, void **);
 
+typedef int (*driver_encode)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *,
+                             const uint32_t *, int, int, int, int);
+
+#define MOST_MATRICES 16
+
+typedef struct {
+  int32_t pointer, type, swizzle, bytes; /* which argument; the driver's element type and swizzle; bytes of an element */
+  int64_t shape[2];                      /* rows and columns; a row is as far from the next as it is long */
+  uint32_t block[2];
+} onepass_matrix_t;
+
 typedef struct {
   driver_launch launch;
   void *aligned, *general; /* the driver's functions; general may be missing */
   uint32_t threads, shared, general_shared;
-  int32_t pointers, sizes;
+  int32_t pointers, sizes, matrices;
+  driver_encode encode;
+  const onepass_matrix_t *matrix;
 } onepass_kernel_t;
+
+typedef struct {
+  _Alignas(64) unsigned char map[128];
+  int32_t shape[2];
+  int64_t strides[2];
+} described_t;
+
+/* A matrix as the driver describes it: contiguous dimension first, 128-byte lines into the chip's cache. */
+static int describe(const onepass_kernel_t *kernel, int k, uint64_t address, described_t *out) {
+  const onepass_matrix_t *m = &kernel->matrix[k];
+  const uint64_t sizes[2] = {(uint64_t)m->shape[1], (uint64_t)m->shape[0]};
+  const uint64_t pitch[1] = {(uint64_t)m->shape[1] * (uint64_t)m->bytes};
+  const uint32_t block[2] = {m->block[1], m->block[0]}, steps[2] = {1, 1};
+  out->shape[0] = (int32_t)m->shape[0], out->shape[1] = (int32_t)m->shape[1];
+  out->strides[0] = m->shape[1], out->strides[1] = 1;
+  return kernel->encode(out->map, m->type, 2, (void *)address, sizes, pitch, block, steps, 0, m->swizzle, 2, 0);
+}
 
 int onepass_launch(const onepass_kernel_t *kernel, ...) {
   uint64_t values[MOST_ARGUMENTS], scratch[2] = {0, 0}, low = 0;
-  void *arguments[MOST_ARGUMENTS + 2];
-  const int count = kernel->pointers + kernel->sizes;
+  void *arguments[MOST_ARGUMENTS + 2 + 5 * MOST_MATRICES];
+  described_t described[MOST_MATRICES];
+  int count = kernel->pointers + kernel->sizes;
   va_list list;
   va_start(list, kernel);
   for (int k = 0; k < count; ++k) {
@@ -34,11 +65,19 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
   void *stream = va_arg(list, void *);
   va_end(list);
   if (programs <= 0) return 0;
-  arguments[count] = &scratch[0];
-  arguments[count + 1] = &scratch[1];
   const int general = (low & 15) != 0;
   void *function = general ? kernel->general : kernel->aligned;
   if (!function) return -1;
+  for (int k = 0; !general && k < kernel->matrices; ++k) {
+    described_t *d = &described[k];
+    const int status = describe(kernel, k, values[kernel->matrix[k].pointer], d);
+    if (status) return status;
+    arguments[count++] = d->map;
+    arguments[count++] = &d->shape[0], arguments[count++] = &d->shape[1];
+    arguments[count++] = &d->strides[0], arguments[count++] = &d->strides[1];
+  }
+  arguments[count] = &scratch[0];
+  arguments[count + 1] = &scratch[1];
   return kernel->launch(function, (unsigned)programs, 1, 1, kernel->threads, 1, 1,
                         general ? kernel->general_shared : kernel->shared, stream, arguments, 0);
 }

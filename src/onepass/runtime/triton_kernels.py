@@ -15,7 +15,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _NEED_DENORMALS = re.compile(
     r"\b(tl\.log2|libdevice\.(log10|pow|fmod|lgamma|atan2|nextafter)|op_(remainder|floordiv))\("
 )
 _parsing = threading.Lock()
+_DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
 
 
 class TritonBuilder:
@@ -76,13 +77,15 @@ class Built:
     registers: int
     spills: int
     binary: bytes
+    maps: tuple[dict[str, Any], ...] = ()  # how each matrix is described: element type, its bytes, block, swizzle
 
 
 def read_binary(data: bytes) -> Built:
     """The file `build` left."""
     head, _, binary = data.partition(b"\n")
     try:
-        return Built(**json.loads(head), binary=binary)
+        facts = json.loads(head)
+        return Built(**{**facts, "maps": tuple(facts.get("maps", ()))}, binary=binary)
     except (ValueError, TypeError) as error:
         raise OSError(f"not a built kernel: {error}") from error
 
@@ -115,9 +118,21 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
     metadata = compiled.metadata
     head = {
         "entry": metadata.name, "shared": metadata.shared, "threads": target.warp * metadata.num_warps,
-        "registers": registers, "spills": spills,
+        "registers": registers, "spills": spills, "maps": _maps(metadata, len(source.matrices)),
     }  # fmt: skip
     return packed(head, compiled.asm[kind])
+
+
+def _maps(metadata: Any, count: int) -> list[dict[str, Any]]:
+    """What Triton decided about its descriptors, in the driver's numbers."""
+    found = list(getattr(metadata, "tensordesc_meta", None) or [])
+    if len(found) != count or None in found:
+        raise KernelBuildError("triton.compile", f"{count} matrices, {len(found)} descriptors", "")
+    names = ("swizzle", "elem_size", "elem_type", "block_size")
+    maps = [dict(zip(names, (m[n] for n in names), strict=True)) for m in found]
+    for m in maps:
+        m["elem_type"] = _DRIVER_TYPES.get(m["elem_type"], m["elem_type"])
+    return maps
 
 
 def packed(head: dict[str, Any], binary: bytes) -> bytes:
@@ -207,7 +222,26 @@ class _Kernel(ctypes.Structure):
         ("launch", ctypes.c_void_p), ("aligned", ctypes.c_void_p), ("general", ctypes.c_void_p),
         ("threads", ctypes.c_uint32), ("shared", ctypes.c_uint32), ("general_shared", ctypes.c_uint32),
         ("pointers", ctypes.c_int32), ("sizes", ctypes.c_int32),
+        ("matrices", ctypes.c_int32), ("encode", ctypes.c_void_p), ("matrix", ctypes.c_void_p),
     ]  # fmt: skip
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = [
+        ("pointer", ctypes.c_int32), ("type", ctypes.c_int32), ("swizzle", ctypes.c_int32), ("bytes", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * 2), ("block", ctypes.c_uint32 * 2),
+    ]  # fmt: skip
+
+
+def _described(built: Built, source: KernelSource) -> Any:
+    """The matrices of a kernel as the launcher takes them."""
+    found = (_Matrix * max(1, len(source.matrices)))()
+    for k, (matrix, how) in enumerate(zip(source.matrices, built.maps, strict=True)):
+        found[k] = _Matrix(
+            matrix.pointer, how["elem_type"], how["swizzle"], how["elem_size"],
+            (ctypes.c_int64 * 2)(matrix.rows, matrix.columns), (ctypes.c_uint32 * 2)(*how["block_size"]),
+        )  # fmt: skip
+    return found
 
 
 def _on_device(
@@ -218,11 +252,14 @@ def _on_device(
     with torch.cuda.device(device):
         gpu.bind(device)
         function = gpu.load(built.binary, built.entry, built.shared)
+    matrices = _described(built, source)
     kernel = _Kernel(
-        gpu.launch_address, function, None, built.threads, built.shared, 0, source.pointers, source.symbols
-    )
+        gpu.launch_address, function, None, built.threads, built.shared, 0, source.pointers, source.symbols,
+        len(source.matrices), gpu.encode_address if source.matrices else None, ctypes.addressof(matrices),
+    )  # fmt: skip
     launch = functools.partial(_launcher(source.pointers, source.symbols), ctypes.byref(kernel))
     lock = threading.Lock()
+    kept = matrices  # the launcher has only its address
 
     def recover(*arguments: int) -> None:
         with lock, torch.cuda.device(device):
@@ -234,6 +271,7 @@ def _on_device(
                 gpu.bind(device)
                 status = launch(*arguments)
         if status:
+            assert kept is matrices
             raise RuntimeError(f"onepass: launching {source.name} failed with driver error {status}")
 
     return launch, recover
@@ -241,7 +279,9 @@ def _on_device(
 
 def _build_general(kernel: _Kernel, source: KernelSource, target: Target, gpu: Driver) -> None:
     """The variant that assumes nothing about where pointers point."""
-    built = read_binary(build_binary(source, target, aligned=False))
+    plain = replace(source, text=source.general or source.text, matrices=())
+    plain = replace(plain, signature=source.signature[: source.pointers + source.symbols])
+    built = read_binary(build_binary(plain, target, aligned=False))
     kernel.general_shared = built.shared
     kernel.general = gpu.load(built.binary, built.entry, built.shared)
 

@@ -13,6 +13,7 @@ from ..analysis.contraction import LEAST_TILE, Contraction
 from ..ir.poly import Axis
 from ..ir.target import Target
 
+RESERVED = 4096  # bytes of shared memory for what reductions exchange
 GROUPED = 8  # tiles of rows that run beside each other, so that the other matrix is still in cache
 
 
@@ -25,11 +26,12 @@ class Tiles:
     step: int
     warps: int
     stages: int
+    resident: bool = False  # programs stay and take one tile after another
 
 
-def choose_product_tiles(c: Contraction, width: int, target: Target, candidate: int) -> Tiles:
-    """The tiles of a contraction whose operands have `width` bytes; later candidates need fewer registers."""
-    tiles = _nested(c, width) if c.inner else _plain(c, width, target)
+def choose_product_tiles(c: Contraction, width: int, products: int, target: Target, candidate: int) -> Tiles:
+    """The tiles of `products` matrix products whose operands have `width` bytes; later candidates need fewer registers."""
+    tiles = _nested(c, width) if c.inner else _plain(c, width, products, target)
     for _ in range(candidate):
         tiles = _smaller(tiles, nested=bool(c.inner))
     return _fitting(tiles, c, width, target)
@@ -58,7 +60,7 @@ def _nested(c: Contraction, width: int) -> Tiles:
     return Tiles(rows, columns, step, warps, stages)
 
 
-def _plain(c: Contraction, width: int, target: Target) -> Tiles:
+def _plain(c: Contraction, width: int, products: int, target: Target) -> Tiles:
     """One product, or several with the same rows: square tiles where the result is large."""
     rows, columns, step = _lanes(c.rows, 128), _lanes(c.columns, 128), _lanes(c.swept, 128 // width)
     others = 1
@@ -68,6 +70,11 @@ def _plain(c: Contraction, width: int, target: Target) -> Tiles:
     def programs(r: int, n: int) -> int:
         return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n)
 
+    constant = all(a.extent.constant is not None for a in (c.rows, c.columns, *c.grid))
+    if target.descriptors and width == 2 and constant and programs(rows, columns) >= 4 * target.processors:
+        if products == 1 and _lanes(c.columns, 256) == 256 and rows == 128:
+            return Tiles(128, 256, 64, 8, 3, resident=True)
+        return Tiles(rows, columns, step, 8, 4, resident=True)
     while programs(rows, columns) < target.processors and max(rows, columns) > 32:
         rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
     if rows * columns <= 64 * 64:
@@ -92,8 +99,8 @@ def _fitting(tiles: Tiles, c: Contraction, width: int, target: Target) -> Tiles:
             return width * (t.rows * inner + t.stages * t.step * (inner + t.columns))
         return width * t.stages * t.step * (t.rows + t.columns)
 
-    while needed(tiles) > target.shared_bytes and tiles.stages > 1:
+    while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
         tiles = replace(tiles, stages=tiles.stages - 1)
-    while needed(tiles) > target.shared_bytes and tiles.step > LEAST_TILE:
+    while needed(tiles) > target.shared_bytes - RESERVED and tiles.step > LEAST_TILE:
         tiles = replace(tiles, step=tiles.step // 2)
     return tiles

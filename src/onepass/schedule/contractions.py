@@ -7,11 +7,11 @@ swept class are loaded before the sweep, because the builder places them there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..analysis.access import power_above
+from ..analysis.access import estimate, flat_offset, power_above
 from ..analysis.bounds import Bound, assuming, find_bounds
 from ..analysis.contraction import Contraction, operands, sided
 from ..analysis.factor import factor, holds
@@ -23,11 +23,14 @@ from ..ir.kernel import (
     Accumulate,
     Accumulator,
     Contract,
+    Descriptor,
     GridAxis,
     Kernel,
     Let,
+    LoadTile,
     Local,
     Loop,
+    Operand,
     ReadLocal,
     Rescale,
     Start,
@@ -38,7 +41,7 @@ from ..ir.kernel import (
 )
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, nonnegative, product
-from ..ir.program import Origin
+from ..ir.program import Buffer, Origin
 from ..ir.target import Target
 from .builder import Builder, Finished
 from .contraction_tiles import GROUPED, Tiles, choose_product_tiles
@@ -47,6 +50,7 @@ from .sweeps import kernel_symbols
 from .tiles import needs_wide
 
 ROW, COLUMN = 0, 1
+MOST_DESCRIBED = 256  # of a side of a block
 _Span: TypeAlias = tuple[tuple[Expr, ...], tuple[Poly, ...], tuple[Poly, ...]]
 
 
@@ -68,12 +72,22 @@ class ContractionScheduler:
         self.grid: list[GridAxis] = []
         self.opened: dict[tuple[Axis, int], Axis] = {}  # class and dimension -> the axis that expressions use
         self.lanes: dict[Axis, Axis] = {}  # that axis -> its tile
-        self.tiles: Tiles = choose_product_tiles(contraction, self._width(), target, candidate)
+        self.starts: dict[Axis, Poly] = {}  # that axis -> the first position of its tile
+        self.whole: set[Axis] = set()  # those whose tiles never cross the end
+        self.descriptors: dict[tuple[Buffer, int, tuple[int, int]], Descriptor] = {}
+        self.wide = any(needs_wide(b) for b in self._buffers())
+        self.tiles: Tiles = choose_product_tiles(contraction, *self._operands(), target, candidate)
 
-    def _width(self) -> int:
-        """Bytes of an operand of the matrix unit."""
+    def _operands(self) -> tuple[int, int]:
+        """Bytes of an operand of the matrix unit, and how many products there are."""
         found = [operands(r) for r in reductions(s.value for s in self.c.nest.stores)]
-        return max(sides[0].dtype.bytes for sides in found if sides is not None)
+        products = [sides for sides in found if sides is not None]
+        return max(sides[0].dtype.bytes for sides in products), len(products)
+
+    def _buffers(self) -> list[Buffer]:
+        """Everything the kernel reads or writes."""
+        stores = self.c.nest.stores
+        return [*_read(s.value for s in stores), *(s.buffer for s in stores)]
 
     def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
         nest = self.c.nest
@@ -87,8 +101,7 @@ class ContractionScheduler:
         results = [self.builder.emit(v) for v in values]
         for store, result in zip(nest.stores, results, strict=True):
             self.builder.store(store.buffer, tuple(p.substitute(here) for p in store.index), result)
-        loads = [e.buffer for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
-        reads, writes = tuple(dict.fromkeys(loads)), tuple(s.buffer for s in nest.stores)
+        reads, writes = _read(s.value for s in nest.stores), tuple(s.buffer for s in nest.stores)
         return Kernel(
             name=name,
             reads=reads,
@@ -102,7 +115,10 @@ class ContractionScheduler:
             work=product(a.extent for a in nest.classes),
             warps=self.tiles.warps,
             stages=self.tiles.stages,
-            wide=any(needs_wide(b) for b in (*reads, *writes)),
+            wide=self.wide,
+            descriptors=tuple(self.descriptors.values()),
+            resident=self.target.processors if self.tiles.resident else 0,
+            flat=self.tiles.resident and self._operands()[1] == 1,
         )
 
     def _describe(self) -> str:
@@ -128,6 +144,9 @@ class ContractionScheduler:
         self.builder.add(Tile(tile, lanes, () if whole else (cls.extent - start,), dim))
         self.builder.here.bindings[own] = own.poly()
         self.builder.here.physical[own] = start + tile
+        self.starts[own] = start
+        if whole:
+            self.whole.add(own)
 
     def _open_program(self) -> None:
         c, t = self.c, self.tiles
@@ -320,7 +339,7 @@ class ContractionScheduler:
         done = [r for scope in self.builder.scopes for r in scope.parts]
         inputs = tuple(assuming(v, holding, done) for v in running.inputs)
         self._inside(inputs)
-        values = tuple(self.builder.emit(v) for v in inputs)
+        values = tuple(self._matrix(v) if len(inputs) > 1 else self.builder.emit(v) for v in inputs)
         if len(values) == 1:
             lane = self.lanes[self.axis(self.c.swept, COLUMN)]
             self.builder.add(Accumulate(running.accumulator, lane.poly(), values))
@@ -339,10 +358,59 @@ class ContractionScheduler:
             cls = self.c.nest.bound[over]
             left, right = sided(sides, rows)
             matrices = (
-                self.builder.emit(substitute_axes(left, {over: self.axis(cls, COLUMN).poly()})),
-                self.builder.emit(substitute_axes(right, {over: self.axis(cls, ROW).poly()})),
+                self._matrix(substitute_axes(left, {over: self.axis(cls, COLUMN).poly()})),
+                self._matrix(substitute_axes(right, {over: self.axis(cls, ROW).poly()})),
             )
             self.builder.here.values[result] = self._product(matrices, left.dtype, cls, None)
+
+    def _matrix(self, value: Expr) -> Operand:
+        """An operand of the matrix unit; one that comes from memory step by step is copied by hardware."""
+        swept = [self.opened.get((self.c.swept, dim)) for dim in (ROW, COLUMN)]
+        if isinstance(value, Load) and any(a in value.axes for a in swept) and self.target.descriptors:
+            known = any(value in scope.values for scope in self.builder.scopes)
+            described = None if known else self._described(value)
+            if described is not None:
+                self.builder.add(described)
+                self.builder.here.values[value] = described.var
+                return described.var
+        return self.builder.emit(value)
+
+    def _described(self, load: Load) -> LoadTile | None:
+        """A load as a block of the buffer seen as a matrix, if its tiles are whole and its rows start on 16 bytes."""
+        buffer, offset = load.buffer, flat_offset(load.buffer, load.index)
+        axes = [a for a in load.axes if a in self.lanes]
+        inner = next((a for a in axes if offset.coefficient(a) is Poly.ONE), None)
+        if self.wide or inner is None or len(axes) != 2 or not self.whole >= set(axes) or offset.indirects():
+            return None
+        (outer,) = (a for a in axes if a is not inner)
+        step = offset.coefficient(outer)
+        pitch = step.constant if step is not None else None
+        sizes = [p.constant for p in (*buffer.shape, *buffer.strides)]
+        if pitch is None or pitch <= 0 or pitch * buffer.dtype.bytes % 16 or None in sizes:
+            return None
+        rest = offset - inner - pitch * outer
+        row = Poly(tuple((m, k // pitch) for m, k in rest.terms if k % pitch == 0))
+        column = rest - row * pitch
+        reach = _largest(column)
+        last = _largest_offset(buffer)
+        block = (self.lanes[outer].extent.constant or 1, self.lanes[inner].extent.constant or 1)
+        if reach is None or reach + estimate(inner.extent) > pitch:
+            return None
+        if max(block) > MOST_DESCRIBED or block[1] * buffer.dtype.bytes < 16:
+            return None
+        key = (buffer, pitch, block)
+        if key not in self.descriptors:
+            name = f"matrix{len(self.descriptors)}"
+            self.descriptors[key] = Descriptor(name, buffer, last // pitch + 1, pitch, block)
+        resolve = self.builder.resolve
+        return LoadTile(
+            Var(self.builder.name("block"), load.dtype),
+            self.descriptors[key],
+            resolve(row) + self.starts[outer],
+            resolve(column) + self.starts[inner],
+            next(dim for (_, dim), a in self.opened.items() if a is outer) == COLUMN,
+            resolve(offset),
+        )
 
     def _product(self, matrices: tuple[object, ...], dtype: DType, over: Axis, accumulator: Accumulator | None) -> Var:
         var = Var(self.builder.name("product"), DType.F32)
@@ -351,6 +419,26 @@ class ContractionScheduler:
         summed = tuple(self.lanes[self.axis(over, dim)] for dim in (COLUMN, ROW))
         self.builder.add(Contract(var, left, right, dtype, precision, summed, accumulator))  # type: ignore[arg-type]
         return var
+
+
+def _read(values: Iterable[Expr]) -> tuple[Buffer, ...]:
+    return tuple(dict.fromkeys(e.buffer for e in postorder(list(values)) if isinstance(e, Load)))
+
+
+def _largest_offset(buffer: Buffer) -> int:
+    pairs = zip(buffer.shape, buffer.strides, strict=True)
+    return sum(((size.constant or 0) - 1) * (stride.constant or 0) for size, stride in pairs)
+
+
+def _largest(poly: Poly) -> int | None:
+    """The largest value of a poly in axes with constant extents and positive steps."""
+    total = 0
+    for monomial, step in poly.terms:
+        sizes = [a.extent.constant if isinstance(a, Axis) else None for a in monomial]
+        if len(sizes) > 1 or step < 0 or None in sizes:
+            return None
+        total += step * (sizes[0] - 1 if sizes and sizes[0] is not None else 1)
+    return total
 
 
 def _closer(
