@@ -303,9 +303,10 @@ class ContractionScheduler:
             for running in first:
                 self._enter(running, holding)
             if reference is not None:
-                self._carry(first[0], second, carried, reference)
-                for running in second:
-                    self._enter(running, holding)
+                moved = self._carry(first[0], carried, reference)
+                # Products last: what the matrix unit adds to is touched right before it starts.
+                for running in sorted(second, key=lambda r: len(r.inputs)):
+                    self._enter(running, holding, moved[running.reduce])
 
     def _reference(self, leader: _Running) -> Local:
         dtype = leader.reduce.part_dtypes[0]
@@ -314,32 +315,30 @@ class ContractionScheduler:
         self.builder.add(WriteLocal(local, Poly.ZERO, const(lowest(dtype), dtype)))
         return local
 
-    def _carry(self, leader: _Running, second: list[_Running], carried: dict[Reduce, Expr], reference: Local) -> None:
-        """The sums so far, moved to the maximum as it is now."""
+    def _carry(self, leader: _Running, carried: dict[Reduce, Expr], reference: Local) -> dict[Reduce, Var]:
+        """What moves each sum so far to the maximum as it is now."""
         builder = self.builder
         builder.here.parts[leader.reduce] = Finished(leader.accumulator)
         new = builder.emit(Part(leader.reduce, 0))
         old = Var(builder.name("old"), reference.dtype)
         builder.add(ReadLocal(old, reference, Poly.ZERO))
-        moved: dict[Expr, Var] = {}
-        for running in second:
-            h = carried[running.reduce]
-            if h not in moved:
-                moved[h] = carry(builder, leader.reduce, h, new, old)
-            builder.add(Rescale(running.accumulator, moved[h], guarded=False))
+        moved = {h: carry(builder, leader.reduce, h, new, old) for h in dict.fromkeys(carried.values())}
         builder.add(WriteLocal(reference, Poly.ZERO, new))
         # Rows without any term yet: nothing is subtracted, so that -inf meets no -inf.
         none, safe = Var(builder.name("none"), DType.BOOL), Var(builder.name("safe"), reference.dtype)
         builder.add(Let(none, "eq", (new, const(lowest(reference.dtype), reference.dtype))))
         builder.add(Let(safe, "where", (none, const(0.0, reference.dtype), new)))
         builder.here.values[Part(leader.reduce, 0)] = safe
+        return {r: moved[h] for r, h in carried.items()}
 
-    def _enter(self, running: _Running, holding: tuple[Expr, ...]) -> None:
-        """What one step of the sweep adds to a state, where conditions hold."""
+    def _enter(self, running: _Running, holding: tuple[Expr, ...], moved: Var | None = None) -> None:
+        """What one step of the sweep adds to a state, where conditions hold; the state is `moved` before."""
         done = [r for scope in self.builder.scopes for r in scope.parts]
         inputs = tuple(assuming(v, holding, done) for v in running.inputs)
         self._inside(inputs)
         values = tuple(self._matrix(v) if len(inputs) > 1 else self.builder.emit(v) for v in inputs)
+        if moved is not None:
+            self.builder.add(Rescale(running.accumulator, moved, guarded=False))
         if len(values) == 1:
             lane = self.lanes[self.axis(self.c.swept, COLUMN)]
             self.builder.add(Accumulate(running.accumulator, lane.poly(), values))
@@ -364,14 +363,15 @@ class ContractionScheduler:
             self.builder.here.values[result] = self._product(matrices, left.dtype, cls, None)
 
     def _matrix(self, value: Expr) -> Operand:
-        """An operand of the matrix unit; one that comes from memory step by step is copied by hardware."""
-        swept = [self.opened.get((self.c.swept, dim)) for dim in (ROW, COLUMN)]
-        if isinstance(value, Load) and any(a in value.axes for a in swept) and self.target.descriptors:
+        """An operand of the matrix unit; one that comes from memory as it is, is copied by hardware."""
+        if isinstance(value, Load) and self.target.descriptors:
             known = any(value in scope.values for scope in self.builder.scopes)
             described = None if known else self._described(value)
             if described is not None:
-                self.builder.add(described)
-                self.builder.here.values[value] = described.var
+                swept = {self.opened.get((self.c.swept, dim)) for dim in (ROW, COLUMN)}
+                scope = self.builder.scopes[-1 if swept & value.axes else 0]  # the same for all steps: once
+                scope.statements.append(described)
+                scope.values[value] = described.var
                 return described.var
         return self.builder.emit(value)
 
