@@ -64,7 +64,8 @@ def _uncast(e: Expr) -> Expr:
 
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
-    nest = unify([replace(s, value=_prepared(s.value)) for s in stores])
+    nest = unify(list(stores))
+    nest = replace(nest, stores=tuple(replace(s, value=_prepared(s.value)) for s in nest.stores))
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
     if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):

@@ -54,7 +54,7 @@ def _nested(c: Contraction, width: int) -> Tiles:
         rows, step, warps, stages = 64, 32, 8, 2
     rows = _lanes(c.rows, rows)
     if rows < 64:
-        warps = 4
+        warps, step, stages = 4, 64, 3
     if width == 4:
         step, stages = 32, 2
     return Tiles(rows, columns, step, warps, stages)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..analysis.access import estimate, flat_offset, power_above
+from ..analysis.access import estimate, flat_offset, numel, power_above
 from ..analysis.bounds import Bound, assuming, find_bounds
 from ..analysis.contraction import Contraction, operands, sided
 from ..analysis.factor import factor, holds
@@ -63,11 +63,54 @@ class _Running:
     inputs: tuple[Expr, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Reductions that share a sweep: independent ones, or a maximum and the sums `carried` beside it, each with its h."""
+
+    level: tuple[Reduce, ...]
+    carried: dict[Reduce, Expr]
+
+
+def passes(c: Contraction) -> list[Pass]:
+    """The result's reductions, in the order and the company they are computed in."""
+    domain = c.nest.stores[0].domain
+    depth: dict[Reduce, int] = {}
+    for r in reductions(s.value for s in c.nest.stores):
+        if r.axes <= domain:
+            depth[r] = 1 + max((depth[d] for d in reductions(r.inputs) if d in depth), default=-1)
+    levels = [[r for r in depth if depth[r] == k] for k in range(1 + max(depth.values()))]
+    found: list[Pass] = []
+    while levels:
+        level, following = levels[0], levels[1] if len(levels) > 1 else []
+        carried = _carried(level, following)
+        found.append(Pass(tuple(level), carried))
+        levels = levels[2 if carried else 1 :]
+    return found
+
+
+def _carried(level: list[Reduce], following: list[Reduce]) -> dict[Reduce, Expr]:
+    """The sums that may grow beside a maximum that they depend on, each with what carries it along; none else."""
+    if len(level) != 1 or level[0].monoid != "max":
+        return {}
+    result = Part(level[0], 0)
+    found: dict[Reduce, Expr] = {}
+    for r in following:
+        h = factor(r.inputs[0], result) if r.monoid == "sum" else None
+        if h is None or not holds(r.inputs[0], result, h):
+            return {}
+        found[r] = h
+    return found
+
+
 class ContractionScheduler:
     """Builds one kernel from one contraction."""
 
-    def __init__(self, contraction: Contraction, target: Target, candidate: int) -> None:
+    def __init__(
+        self, contraction: Contraction, target: Target, candidate: int, chunk: Axis | None = None, steps: int = 0
+    ) -> None:
         self.c, self.target = contraction, target
+        self.chunk, self.steps = chunk, steps  # of a split: which part of the swept class, and how many steps it has
+        self.states: list[tuple[Buffer, tuple[Poly, ...], Expr]] = []  # of a split: what is stored instead
         self.builder = Builder()
         self.grid: list[GridAxis] = []
         self.opened: dict[tuple[Axis, int], Axis] = {}  # class and dimension -> the axis that expressions use
@@ -90,29 +133,24 @@ class ContractionScheduler:
         return [*_read(s.value for s in stores), *(s.buffer for s in stores)]
 
     def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
-        nest = self.c.nest
+        """The whole kernel; of a split, what leaves the states of its chunk."""
         self._open_program()
-        here = {
-            self.c.rows: self.axis(self.c.rows, ROW).poly(),
-            self.c.columns: self.axis(self.c.columns, COLUMN).poly(),
-        }
-        values = [substitute_axes(s.value, here) for s in nest.stores]
-        self._reduce(values)
-        results = [self.builder.emit(v) for v in values]
-        for store, result in zip(nest.stores, results, strict=True):
-            self.builder.store(store.buffer, tuple(p.substitute(here) for p in store.index), result)
-        reads, writes = _read(s.value for s in nest.stores), tuple(s.buffer for s in nest.stores)
+        self._reduce()
+        stores = self.states or [(s.buffer, s.index, s.value) for s in self.c.nest.stores]
+        results = [self.builder.emit(substitute_axes(value, self.here)) for _, _, value in stores]
+        for (buffer, index, _), result in zip(stores, results, strict=True):
+            self.builder.store(buffer, tuple(p.substitute(self.here) for p in index), result)
         return Kernel(
             name=name,
-            reads=reads,
-            writes=writes,
-            symbols=kernel_symbols(nest),
+            reads=_read(value for _, _, value in stores),
+            writes=tuple(buffer for buffer, _, _ in stores),
+            symbols=kernel_symbols(self.c.nest),
             grid=tuple(self.grid),
             body=tuple(self.builder.scopes[0].statements),
             locals=tuple(self.builder.locals),
             origins=origins,
             schedule=self._describe(),
-            work=product(a.extent for a in nest.classes),
+            work=product(a.extent for a in self.c.nest.classes),
             warps=self.tiles.warps,
             stages=self.tiles.stages,
             wide=self.wide,
@@ -121,12 +159,25 @@ class ContractionScheduler:
             flat=self.tiles.resident and self._operands()[1] == 1,
         )
 
+    @property
+    def here(self) -> dict[Axis, Poly]:
+        """Rows and columns of the result as the axes of tiles."""
+        c = self.c
+        return {c.rows: self.axis(c.rows, ROW).poly(), c.columns: self.axis(c.columns, COLUMN).poly()}
+
+    def programs(self) -> int:
+        """How many programs there are without a split."""
+        c, t = self.c, self.tiles
+        across = 1 if c.inner else -(-estimate(c.columns.extent) // t.columns)
+        return numel(c.grid) * -(-estimate(c.rows.extent) // t.rows) * across
+
     def _describe(self) -> str:
         t, c = self.tiles, self.c
         words = [f"{a.name}[{a.extent!r}]: grid" for a in c.grid]
         words += [f"{c.rows.name}[{c.rows.extent!r}]: rows by {t.rows}"]
         words += [f"{c.columns.name}[{c.columns.extent!r}]: columns by {t.columns}"]
         words += [f"{c.swept.name}[{c.swept.extent!r}]: swept by {t.step}"]
+        words += [f"in {self.chunk.extent!r} chunks"] if self.chunk is not None else []
         words += [f"{a.name}[{a.extent!r}]: held" for a in c.inner if a is not c.columns]
         return "; ".join([*words, f"{t.warps} warps", f"{t.stages} stages"])
 
@@ -150,7 +201,7 @@ class ContractionScheduler:
 
     def _open_program(self) -> None:
         c, t = self.c, self.tiles
-        for cls in c.grid:
+        for cls in (*c.grid, *((self.chunk,) if self.chunk is not None else ())):
             self.builder.here.bindings[cls] = self._grid_axis(cls.extent).poly()
         down = (c.rows.extent + t.rows - 1) // t.rows
         held = bool(c.inner) or (c.columns.extent.constant is not None and c.columns.extent.constant <= t.columns)
@@ -193,37 +244,17 @@ class ContractionScheduler:
 
     # --- reductions of the result ---
 
-    def _reduce(self, values: Sequence[Expr]) -> None:
-        """Every reduction of the result, one sweep after another; those that may share one do."""
-        fixed = frozenset((*self.c.grid, self.axis(self.c.rows, ROW), self.axis(self.c.columns, COLUMN)))
-        pending = [r for r in reductions(values) if r.axes <= fixed]
-        depth: dict[Reduce, int] = {}
-        for r in pending:
-            depth[r] = 1 + max((depth[d] for d in reductions(r.inputs) if d in depth), default=-1)
-        levels = [[r for r in pending if depth[r] == k] for k in range(1 + max(depth.values()))]
-        done = 0
-        while done < len(levels):
-            level, following = levels[done], levels[done + 1] if done + 1 < len(levels) else []
-            carried = self._carried(level, following)
-            if carried is not None:
-                self._sweep(level, carried)
-                done += 2
-            else:
-                self._sweep(level, {})
-                done += 1
+    def _reduce(self) -> None:
+        """Every reduction of the result, one pass after another."""
+        for one in passes(self.c):
+            level = [self.oriented(r) for r in one.level]
+            self._sweep(level, {self.oriented(r): substitute_axes(h, self.here) for r, h in one.carried.items()})
 
-    def _carried(self, level: list[Reduce], following: list[Reduce]) -> dict[Reduce, Expr] | None:
-        """The sums that may grow beside a maximum that they depend on, each with what carries it along."""
-        if len(level) != 1 or level[0].monoid != "max" or not following:
-            return None
-        result = Part(level[0], 0)
-        found: dict[Reduce, Expr] = {}
-        for r in following:
-            h = factor(r.inputs[0], result) if r.monoid == "sum" else None
-            if h is None or not holds(r.inputs[0], result, h):
-                return None
-            found[r] = h
-        return found
+    def oriented(self, reduce: Reduce) -> Reduce:
+        """A reduction of the result over the rows and columns that are open."""
+        part = substitute_axes(Part(reduce, 0), self.here)
+        assert isinstance(part, Part) and isinstance(part.source, Reduce)
+        return part.source
 
     def _started(self, reduce: Reduce) -> _Running:
         """A reduction's state for the whole program, and what enters it, over the swept class."""
@@ -297,6 +328,9 @@ class ContractionScheduler:
     ) -> None:
         c, step = self.c, self.tiles.step
         loop = Axis(self.builder.name("i"), (c.swept.extent + step - 1) // step)
+        if self.chunk is not None:
+            at = self.builder.resolve(self.chunk * self.steps)
+            after, before = (*after, at), (*before, at + self.steps)
         with self.builder.block(_closer(loop, after, before)):
             for dim in (ROW, COLUMN):
                 self._open(c.swept, dim, step, loop * step)

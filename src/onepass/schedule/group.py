@@ -20,7 +20,7 @@ from ..ir.plan import Group
 from ..ir.poly import Axis
 from ..ir.program import Buffer, contiguous_strides
 from ..ir.target import Target
-from .contractions import ContractionScheduler
+from .contraction_split import schedule_contraction
 from .layout import access_scores
 from .sweeps import NestScheduler
 from .tile_layout import strip_axis
@@ -40,7 +40,7 @@ def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) 
         contraction = contract(group.stores)
         if isinstance(contraction, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {contraction.reason}")
-        return ScheduledGroup((ContractionScheduler(contraction, target, candidate).build(name, group.origins),))
+        return schedule_contraction(contraction, target, name, group.origins, candidate)
     nest = analyse(group.stores, target)
     if isinstance(nest, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")

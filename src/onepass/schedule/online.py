@@ -96,23 +96,28 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
 
 
 def carry(builder: Builder, reduce: Reduce, h: Expr, new: Operand, old: Var) -> Var:
-    """exp(h(new) - h(old)); 1 where the reference did not move, so that -inf meets no -inf.
-
-    Where h is a multiple of log(2) the power is one of two: the difference is then formed before it is scaled.
-    """
+    """exp(h(new) - h(old)); 1 where the reference did not move, so that -inf meets no -inf."""
     result = Part(reduce, 0)
-    power = "exp"
-    if isinstance(h, Pointwise) and h.op == "mul" and const(LN2, h.dtype) in h.args:
-        power, h = "exp2", next(a for a in h.args if a is not const(LN2, h.dtype))
     places = [Load(Buffer(builder.name("at"), result.dtype, (), ()), ()) for _ in range(2)]
     builder.here.values.update(zip(places, (new, old), strict=True))
-    moved = pointwise(power, pointwise("sub", _with(h, result, places[0]), _with(h, result, places[1])))
+    moved = carried(result, h, *places)
     factor_value = builder.emit(moved)
     same = Var(builder.name("same"), DType.BOOL)
     builder.add(Let(same, "eq", (new, old)))
     chosen = Var(builder.name("carry"), moved.dtype)
     builder.add(Let(chosen, "where", (same, const(1.0, moved.dtype), factor_value)))
     return chosen
+
+
+def carried(result: Expr, h: Expr, new: Expr, old: Expr) -> Expr:
+    """exp(h(new) - h(old)), where h is given in terms of `result`.
+
+    Where h is a multiple of log(2) the power is one of two: the difference is then formed before it is scaled.
+    """
+    power = "exp"
+    if isinstance(h, Pointwise) and h.op == "mul" and const(LN2, h.dtype) in h.args:
+        power, h = "exp2", next(a for a in h.args if a is not const(LN2, h.dtype))
+    return pointwise(power, pointwise("sub", _with(h, result, new), _with(h, result, old)))
 
 
 def _with(h: Expr, result: Expr, stand_in: Expr) -> Expr:
