@@ -157,12 +157,12 @@ def sided(sides: tuple[Expr, Expr], rows: Axis) -> tuple[Expr, Expr]:
 
 
 def scale_outside(e: Expr) -> Expr | None:
-    """A sum of products without the factors that are reductions themselves: they multiply the result instead."""
+    """A sum of products without the factors that do not vary along it: they multiply the result instead."""
     if not isinstance(e, Part) or not isinstance(e.source, Reduce):
         return None
     reduce = e.source
     sides = operands(reduce)
-    if sides is None or not reductions([reduce.inputs[0]]):
+    if sides is None:
         return None
     (over,) = reduce.over
     scaled = [_split(s, over) for s in sides]
@@ -203,7 +203,7 @@ def _wide(e: Expr) -> Expr:
 
 
 def _split(e: Expr, over: Axis) -> _Scaled:
-    """An expression and what of it is a reduction's result that does not vary along `over`."""
+    """An expression and what of it only scales it, because it does not vary along `over`."""
     if not isinstance(e, Pointwise):
         return _Scaled(e)
     match e.op:
@@ -250,7 +250,7 @@ def _split_exponent(e: Pointwise, over: Axis) -> _Scaled:
 
 
 def _scales(e: Expr, over: Axis) -> bool:
-    return over not in e.axes and bool(reductions([e]))
+    return over not in e.axes
 
 
 def _times(a: Expr | None, b: Expr | None) -> Expr | None:

@@ -39,7 +39,8 @@ _FLOAT_FUNCTIONS = frozenset(
     ["abs", "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "pow", "fma", "floordiv",
      "truncdiv", "remainder", "fmod", "isnan", "isinf", "signbit", "exp", "exp2", "expm1", "log", "log2",
      "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
-     "acosh", "atanh", "erf", "erfc", "normal_16", "tanh_16", "erfinv", "lgamma", "hypot", "copysign", "nextafter", "floor",
+     "acosh", "atanh", "erf", "erfc", "normal_16",
+     "tanh_16", "erfinv", "lgamma", "hypot", "copysign", "nextafter", "floor",
      "ceil", "trunc", "round"]
 )  # fmt: skip
 _INTEGER_FUNCTIONS = frozenset(["add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "shl", "shr", "pow"])

@@ -24,12 +24,11 @@ from ..ir.target import Target
 from .cost import predict_us
 from .groups import things
 
-LIBRARY, NESTED, ALONE = 1.0, 0.75, 0.95  # of the rate a matmul of the library reaches
-CHEAP_COST, PLACE_COST = (
-    4.0,
-    24.0,
-)  # per element, of what is computed again beside a product: from memory, from positions
+# Of the rate a matmul of the library reaches: attention, a product of matrices as they are, and of computed ones.
+LIBRARY, NESTED, ALONE, COMPUTED = 1.0, 0.75, 0.95, 0.65
+CHEAP_COST, PLACE_COST = 4.0, 24.0  # per element, of what is computed again: from memory, from positions
 MOST_MEMBERS = 48
+CASTS = ("cast", "narrow", "widen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class _Chooser:
         between, firsts = inside
         members = sorted({*between, *firsts, last}, key=self.order.__getitem__)
         for tail in self._tails(last):
-            if self._consider((*members, *tail), f"{firsts[0].origin.node}", last.origin.node, "chain", NESTED):
+            if self._consider((*members, *tail), firsts[0].origin.node, last.origin.node, "chain"):
                 return
 
     def _between(self, last: Define) -> tuple[list[Define], list[Define]] | None:
@@ -172,7 +171,8 @@ class _Chooser:
         for tail in self._tails(last):
             beside = self._beside(last, tail)
             members = (last, *beside, *tail)
-            if tail and self._consider(members, last.origin.node, tail[-1].origin.node, "epilogue", ALONE):
+            end = tail[-1] if tail else last
+            if (tail or self._again(members)) and self._consider(members, last.origin.node, end.origin.node, "product"):
                 return
 
     def _beside(self, last: Define, tail: tuple[Define, ...]) -> list[Define]:
@@ -185,15 +185,32 @@ class _Chooser:
 
     # --- the answer ---
 
-    def _consider(self, members: tuple[Define, ...], first: str, last: str, kind: str, rate: float) -> bool:
-        again = self._again(members)
+    def _consider(self, members: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
+        """One kernel of the members, with what they read computed again; else with less of it."""
+        cheap = self._again(members)
+        placed = tuple(d for d in cheap if not any(b not in self.define_of for b in self._read_by(d)))
+        choices = dict.fromkeys((cheap, placed))
+        return any(self._try(members, again, first, last, kind) for again in choices)
+
+    def _read_by(self, define: Define) -> set[Buffer]:
+        """Everything a value is made of, back to what is not computed."""
+        found: set[Buffer] = set()
+        stack = [define]
+        while stack:
+            for b in loaded(stack.pop().value):
+                if b not in found:
+                    found.add(b)
+                    stack += [self.define_of[b]] if b in self.define_of else []
+        return found
+
+    def _try(self, members: tuple[Define, ...], again: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
         stored = members[-1]
         inliner = Inliner({d.buffer: d for d in (*members, *again)}, (stored.buffer,))
         found = contract((Store(stored.buffer, stored.dimensions, inliner.value(stored.buffer)),))
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
-        together, apart = self._together(found, rate), self._apart(members)
+        together, apart = self._together(found), self._apart(members, again)
         moved = 2 * sum(storage_bytes(d.buffer) for d in members[:-1])
         accepted = together < apart
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
@@ -205,7 +222,8 @@ class _Chooser:
 
     def _again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
-        own, found = set(members), {}
+        own: set[Define] = set(members)
+        found: dict[Define, None] = {}
         stack = [d for m in own for d in self._sources(m)]
         while stack:
             d = stack.pop()
@@ -232,12 +250,14 @@ class _Chooser:
             self.cheap[define] = whole and len(chain) <= MOST_MEMBERS and cheap
         return self.cheap[define]
 
-    def _together(self, c: Contraction, rate: float) -> float:
+    def _together(self, c: Contraction) -> float:
         """Predicted time as one kernel. What sweeps share is counted once; the matrix unit multiplies and adds."""
         values = opened(c.nest)
         found = [r for r in reductions(values) if operands(r) is not None]
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
         products = sum(self._products(r) for r in found)
+        plain = all(isinstance(side, Load) for r in found for side in operands(r) or ())
+        rate = NESTED if c.inner else ALONE if plain and self.target.descriptors else COMPUTED
         work = sum(_points(e) for e in postorder(values) if isinstance(e, Pointwise | Random) and e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
@@ -259,9 +279,15 @@ class _Chooser:
             total *= estimate(a.extent)
         return total
 
-    def _apart(self, members: tuple[Define, ...]) -> float:
+    def _apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
         total = 0.0
+        own = {*members, *again}
+        for d in again:  # what only these products read would have to be stored for them
+            if any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer]):
+                if d.buffer not in self.elsewhere and set(self.readers[d.buffer]) <= own:
+                    moved = storage_bytes(d.buffer) + sum(storage_bytes(b) for b in loaded(d.value))
+                    total += self.target.launch_us + moved / self.target.memory_bytes_per_us
         for d in members:
             reads = sum(storage_bytes(b) for b in loaded(d.value))
             if d.buffer in self.product_of:
@@ -281,7 +307,7 @@ class _Chooser:
 
 
 def _cost(value: Expr) -> float:
-    found = (e for e in postorder([value]) if isinstance(e, Pointwise | Random))
+    found = (e for e in postorder([value]) if isinstance(e, Random) or (isinstance(e, Pointwise) and e.op not in CASTS))
     return sum(OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST for e in found)
 
 

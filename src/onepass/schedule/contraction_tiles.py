@@ -30,7 +30,7 @@ class Tiles:
 
 
 def choose_product_tiles(c: Contraction, width: int, products: int, target: Target, candidate: int) -> Tiles:
-    """The tiles of `products` matrix products whose operands have `width` bytes; later candidates need fewer registers."""
+    """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers."""
     tiles = _nested(c, width) if c.inner else _plain(c, width, products, target)
     for _ in range(candidate):
         tiles = _smaller(tiles, nested=bool(c.inner))

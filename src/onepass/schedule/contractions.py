@@ -65,7 +65,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Reductions that share a sweep: independent ones, or a maximum and the sums `carried` beside it, each with its h."""
+    """Reductions that share a sweep: independent ones, or a maximum and sums `carried` beside it, each with its h."""
 
     level: tuple[Reduce, ...]
     carried: dict[Reduce, Expr]
@@ -264,7 +264,7 @@ class ContractionScheduler:
         sides = operands(reduce)
         tiles = [self.lanes[rows]] if rows in reduce.axes else []
         if sides is None:
-            inputs = (substitute_axes(reduce.inputs[0], {over: swept[COLUMN].poly()}),)
+            inputs: tuple[Expr, ...] = (substitute_axes(reduce.inputs[0], {over: swept[COLUMN].poly()}),)
         else:
             left, right = sided(sides, rows)
             inputs = (
