@@ -91,10 +91,8 @@ def _emit(kernels: list[Kernel], target: Target, exact: bool) -> tuple[list[Kern
     by_key: dict[str, int] = {}
     numbers: dict[Kernel, int] = {}
     for kernel in kernels:
-        if target.language == "triton":
-            source = emit_triton(kernel, exact, target.hardware_tanh)
-        else:
-            source = emit_c(kernel)  # C never contracts
+        tiles = target.language == "triton"
+        source = emit_triton(kernel, exact, target.hardware_tanh) if tiles else emit_c(kernel)  # C never contracts
         if source.key not in by_key:
             by_key[source.key] = len(sources)
             sources.append(source)

@@ -23,9 +23,8 @@ def unrounded(value: Expr, kept: frozenset[Expr]) -> Expr:
     memo: dict[Expr, Expr] = {}
     for node in postorder([value]):
         new = rebuild(node, memo.__getitem__, lambda p: p)
-        if isinstance(new, Pointwise) and new.op == "cast" and node not in kept:
-            if new.dtype is DType.F32 and new.args[0].dtype.is_half:
-                new = pointwise("widen", new.args[0], dtype=DType.F32)
+        if isinstance(new, Pointwise) and new.op == "cast" and node not in kept and new.dtype is DType.F32:
+            new = pointwise("widen", new.args[0], dtype=DType.F32) if new.args[0].dtype.is_half else new
         memo[node] = new
     return memo[value]
 

@@ -33,6 +33,7 @@ from ..ir.kernel import (
     Start,
     Statement,
     StoreElement,
+    StoreTile,
     Tile,
     Var,
     When,
@@ -213,6 +214,8 @@ class _Emitter(Emitter):
                 self.load(s)
             case LoadTile():
                 self.load_tile(s)
+            case StoreTile():
+                self.store_tile(s)
             case StoreElement():
                 self.store(s)
             case RandomWord():
@@ -307,6 +310,14 @@ class _Emitter(Emitter):
         block = f"{s.descriptor.name}.load([{bare(self.poly(s.row))}, {bare(self.poly(s.column))}])"
         self.define(s.var, f"{block}.T" if s.transposed else block, self.dims_of(s.offset))
         self.loaded.add(s.var.name)
+
+    def store_tile(self, s: StoreTile) -> None:
+        if s.descriptor.name not in self.described:
+            self.store(StoreElement(s.descriptor.buffer, s.offset, s.value))
+            return
+        value = self.operand(s.value)
+        at = f"[{bare(self.poly(s.row))}, {bare(self.poly(s.column))}]"
+        self.line(f"{s.descriptor.name}.store({at}, {value}{'.T' if s.transposed else ''})")
 
     def store(self, s: StoreElement) -> None:
         dims, value = self.dims_of(s.offset), self.operand(s.value)

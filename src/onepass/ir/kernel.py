@@ -81,6 +81,18 @@ class LoadTile:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreTile:
+    """The block of a matrix at (row, column) = value, `transposed` where its rows are the value's columns."""
+
+    descriptor: Descriptor
+    row: Poly
+    column: Poly
+    transposed: bool
+    offset: Poly
+    value: Operand
+
+
+@dataclass(frozen=True, slots=True)
 class StoreElement:
     """buffer[offset] = value, where `guard` holds.
 
@@ -276,7 +288,7 @@ class When:
 
 
 Statement: TypeAlias = (
-    Let | LoadElement | LoadTile | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
+    Let | LoadElement | LoadTile | StoreTile | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
     | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold
 )  # fmt: skip
 

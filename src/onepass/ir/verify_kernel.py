@@ -25,6 +25,7 @@ from .kernel import (
     Start,
     Statement,
     StoreElement,
+    StoreTile,
     Tile,
     Var,
     When,
@@ -127,6 +128,9 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
             use(s.row, s.column, s.offset)
             _parameter(kernel, s.descriptor.buffer, kernel.reads)
             define(s.var)
+        case StoreTile():
+            use(s.row, s.column, s.offset, s.value)
+            _parameter(kernel, s.descriptor.buffer, kernel.writes)
         case StoreElement():
             use(s.offset, s.value, s.guard)
             _parameter(kernel, s.buffer, kernel.writes)

@@ -284,10 +284,10 @@ class _Chooser:
         total = 0.0
         own = {*members, *again}
         for d in again:  # what only these products read would have to be stored for them
-            if any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer]):
-                if d.buffer not in self.elsewhere and set(self.readers[d.buffer]) <= own:
-                    moved = storage_bytes(d.buffer) + sum(storage_bytes(b) for b in loaded(d.value))
-                    total += self.target.launch_us + moved / self.target.memory_bytes_per_us
+            read = any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer])
+            if read and d.buffer not in self.elsewhere and set(self.readers[d.buffer]) <= own:
+                moved = storage_bytes(d.buffer) + sum(storage_bytes(b) for b in loaded(d.value))
+                total += self.target.launch_us + moved / self.target.memory_bytes_per_us
         for d in members:
             reads = sum(storage_bytes(b) for b in loaded(d.value))
             if d.buffer in self.product_of:

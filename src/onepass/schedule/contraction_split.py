@@ -20,6 +20,7 @@ from .online import carried
 from .tiles import TileScheduler
 
 LEAST_STEPS = 4  # of a chunk
+PROGRAMS = 3  # for each processor
 
 
 def schedule_contraction(
@@ -28,7 +29,7 @@ def schedule_contraction(
     """The kernels of a group with matrix products."""
     whole = ContractionScheduler(c, target, candidate)
     steps = -(-estimate(c.swept.extent) // whole.tiles.step)
-    chunks = min(steps // LEAST_STEPS, 2 * target.processors // max(1, whole.programs()))
+    chunks = min(steps // LEAST_STEPS, PROGRAMS * target.processors // max(1, whole.programs()))
     if chunks < 2 or c.swept.extent.constant is None or len(passes(c)) != 1:
         return ScheduledGroup((whole.build(name, origins),))
     each = -(-steps // chunks)

@@ -14,6 +14,7 @@ from ..ir.poly import Axis
 from ..ir.target import Target
 
 RESERVED = 4096  # bytes of shared memory for what reductions exchange
+FEW_ROWS = 32
 GROUPED = 8  # tiles of rows that run beside each other, so that the other matrix is still in cache
 
 
@@ -29,9 +30,14 @@ class Tiles:
     resident: bool = False  # programs stay and take one tile after another
 
 
-def choose_product_tiles(c: Contraction, width: int, products: int, target: Target, candidate: int) -> Tiles:
-    """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers."""
-    tiles = _nested(c, width) if c.inner else _plain(c, width, products, target)
+def choose_product_tiles(
+    c: Contraction, width: int, products: int, across: bool, target: Target, candidate: int
+) -> Tiles:
+    """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers.
+
+    `across`: the matrix with the columns is contiguous along them.
+    """
+    tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target)
     for _ in range(candidate):
         tiles = _smaller(tiles, nested=bool(c.inner))
     return _fitting(tiles, c, width, target)
@@ -47,7 +53,7 @@ def _nested(c: Contraction, width: int) -> Tiles:
     held = max(_lanes(a, 1 << 30) for a in (c.columns, *c.inner))
     columns = _lanes(c.columns, 1 << 30)
     if held <= 64:
-        rows, step, warps, stages = 128, 64, 8, 3
+        rows, step, warps, stages = 64, 128, 4, 2
     elif held <= 128:
         rows, step, warps, stages = 64, 64, 4, 3
     else:
@@ -60,7 +66,7 @@ def _nested(c: Contraction, width: int) -> Tiles:
     return Tiles(rows, columns, step, warps, stages)
 
 
-def _plain(c: Contraction, width: int, products: int, target: Target) -> Tiles:
+def _plain(c: Contraction, width: int, products: int, across: bool, target: Target) -> Tiles:
     """One product, or several with the same rows: square tiles where the result is large."""
     rows, columns, step = _lanes(c.rows, 128), _lanes(c.columns, 128), _lanes(c.swept, 128 // width)
     others = 1
@@ -70,6 +76,9 @@ def _plain(c: Contraction, width: int, products: int, target: Target) -> Tiles:
     def programs(r: int, n: int) -> int:
         return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n)
 
+    if rows <= FEW_ROWS:  # the other matrix is read once: long lines of it, many on their way
+        columns, step = (_lanes(c.columns, 128), _lanes(c.swept, 64)) if across else (32, _lanes(c.swept, 256))
+        return Tiles(rows, min(columns, _lanes(c.columns, 128)), step, 4, 4 if across else 5)
     constant = all(a.extent.constant is not None for a in (c.rows, c.columns, *c.grid))
     if target.descriptors and width == 2 and constant and programs(rows, columns) >= 4 * target.processors:
         if products == 1 and _lanes(c.columns, 256) == 256 and rows == 128:

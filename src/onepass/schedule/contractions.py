@@ -35,6 +35,7 @@ from ..ir.kernel import (
     Rescale,
     Start,
     Statement,
+    StoreTile,
     Tile,
     Var,
     WriteLocal,
@@ -119,13 +120,19 @@ class ContractionScheduler:
         self.whole: set[Axis] = set()  # those whose tiles never cross the end
         self.descriptors: dict[tuple[Buffer, int, tuple[int, int]], Descriptor] = {}
         self.wide = any(needs_wide(b) for b in self._buffers())
-        self.tiles: Tiles = choose_product_tiles(contraction, *self._operands(), target, candidate)
+        self.tiles: Tiles = choose_product_tiles(contraction, *self._operands(), self._across(), target, candidate)
 
     def _operands(self) -> tuple[int, int]:
         """Bytes of an operand of the matrix unit, and how many products there are."""
         found = [operands(r) for r in reductions(s.value for s in self.c.nest.stores)]
         products = [sides for sides in found if sides is not None]
         return max(sides[0].dtype.bytes for sides in products), len(products)
+
+    def _across(self) -> bool:
+        """Whether the matrix with the columns is contiguous along them."""
+        loads = [e for e in postorder([s.value for s in self.c.nest.stores]) if isinstance(e, Load)]
+        own = [e for e in loads if self.c.columns in e.axes and self.c.rows not in e.axes and len(e.axes) > 1]
+        return any(flat_offset(e.buffer, e.index).coefficient(self.c.columns) is Poly.ONE for e in own)
 
     def _buffers(self) -> list[Buffer]:
         """Everything the kernel reads or writes."""
@@ -139,7 +146,7 @@ class ContractionScheduler:
         stores = self.states or [(s.buffer, s.index, s.value) for s in self.c.nest.stores]
         results = [self.builder.emit(substitute_axes(value, self.here)) for _, _, value in stores]
         for (buffer, index, _), result in zip(stores, results, strict=True):
-            self.builder.store(buffer, tuple(p.substitute(self.here) for p in index), result)
+            self._store(buffer, tuple(p.substitute(self.here) for p in index), result)
         return Kernel(
             name=name,
             reads=_read(value for _, _, value in stores),
@@ -410,9 +417,16 @@ class ContractionScheduler:
         return self.builder.emit(value)
 
     def _described(self, load: Load) -> LoadTile | None:
-        """A load as a block of the buffer seen as a matrix, if its tiles are whole and its rows start on 16 bytes."""
-        buffer, offset = load.buffer, flat_offset(load.buffer, load.index)
-        axes = [a for a in load.axes if a in self.lanes]
+        """A load that hardware copies."""
+        found = self._block(load.buffer, load.index)
+        if found is None:
+            return None
+        return LoadTile(Var(self.builder.name("block"), load.dtype), *found)
+
+    def _block(self, buffer: Buffer, index: tuple[Poly, ...]) -> tuple[Descriptor, Poly, Poly, bool, Poly] | None:
+        """Elements as a block of their buffer seen as a matrix, if tiles are whole and rows start on 16 bytes."""
+        offset = flat_offset(buffer, index)
+        axes = [a for a in offset.axes if a in self.lanes]
         inner = next((a for a in axes if offset.coefficient(a) is Poly.ONE), None)
         if self.wide or inner is None or len(axes) != 2 or not self.whole >= set(axes) or offset.indirects():
             return None
@@ -426,7 +440,6 @@ class ContractionScheduler:
         row = Poly(tuple((m, k // pitch) for m, k in rest.terms if k % pitch == 0))
         column = rest - row * pitch
         reach = _largest(column)
-        last = _largest_offset(buffer)
         block = (self.lanes[outer].extent.constant or 1, self.lanes[inner].extent.constant or 1)
         if reach is None or reach + estimate(inner.extent) > pitch:
             return None
@@ -435,16 +448,22 @@ class ContractionScheduler:
         key = (buffer, pitch, block)
         if key not in self.descriptors:
             name = f"matrix{len(self.descriptors)}"
-            self.descriptors[key] = Descriptor(name, buffer, last // pitch + 1, pitch, block)
+            self.descriptors[key] = Descriptor(name, buffer, _largest_offset(buffer) // pitch + 1, pitch, block)
         resolve = self.builder.resolve
-        return LoadTile(
-            Var(self.builder.name("block"), load.dtype),
+        return (
             self.descriptors[key],
             resolve(row) + self.starts[outer],
             resolve(column) + self.starts[inner],
             next(dim for (_, dim), a in self.opened.items() if a is outer) == COLUMN,
             resolve(offset),
         )
+
+    def _store(self, buffer: Buffer, index: tuple[Poly, ...], value: Operand) -> None:
+        block = self._block(buffer, index) if self.tiles.resident else None
+        if block is None:
+            self.builder.store(buffer, index, value)
+        else:
+            self.builder.add(StoreTile(*block, value))
 
     def _product(self, matrices: tuple[object, ...], dtype: DType, over: Axis, accumulator: Accumulator | None) -> Var:
         var = Var(self.builder.name("product"), DType.F32)
