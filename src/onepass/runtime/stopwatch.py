@@ -14,9 +14,11 @@ from typing import Protocol
 
 import torch
 
+from ..errors import UnknownTarget
 from ..ir.source import Allocate, HostProgram, Trial
-from ..ir.target import Target, find_chip
+from ..ir.target import Target
 from .builders import INTERPRETED
+from .device import current_chip
 from .executable import Executable
 from .kernels import LoadedKernel
 from .torch_private import without_modes
@@ -67,13 +69,13 @@ def stopwatch_for(target: Target, device: str) -> Stopwatch | None:
     """What times a target's kernels; None where they do not run on a GPU of this machine that may be asked now."""
     if target.language != "triton" or target.name == INTERPRETED or device != "cuda" or not torch.cuda.is_available():
         return None
-    if torch.cuda.is_current_stream_capturing():
+    try:
+        here = current_chip().name == target.name
+    except UnknownTarget:
         return None
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    architecture = getattr(found, "gcnArchName", "") if torch.version.hip else ""
-    if find_chip(architecture, found.major, found.minor).name != target.name:
+    if not here or torch.cuda.is_current_stream_capturing():
         return None
-    return DeviceStopwatch(found.name)
+    return DeviceStopwatch(torch.cuda.get_device_name())
 
 
 def stand_ins(trial: Trial, device: torch.device) -> list[torch.Tensor]:
