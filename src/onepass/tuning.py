@@ -87,6 +87,7 @@ class _Tried:
         return bool(mine.spilled_bytes) < bool(others.spilled_bytes) or mine.time_us * GAIN < others.time_us
 
 
+_MOSTLY_LAUNCHING: _Version | Refusal = Refusal("it is mostly launching")
 _Key = tuple[str, str, str, Trial, tuple[str, ...]]
 _decided: dict[_Key, Outcome] = {}  # what this process has found: equal layers of other graphs are not timed again
 _alone = threading.Lock()  # kernels that are timed have the device to themselves, as far as we can see
@@ -105,10 +106,11 @@ def tune_groups(
     with _alone:
         for name in planned.names:
             predicted_us, floor_us = _expected(planned, name, record)
-            version = _version(planned, name, choices.get(name, FIRST))
-            if isinstance(version, Refusal) or predicted_us < SMALLEST_US:
-                why = version.reason if isinstance(version, Refusal) else "it is mostly launching"
-                outcomes[name] = Outcome(AS_RULED, f"not measured: predicted {predicted_us:.3g} us, {why}")
+            version = _MOSTLY_LAUNCHING
+            if predicted_us >= SMALLEST_US:
+                version = _version(planned, name, choices.get(name, FIRST))
+            if isinstance(version, Refusal):
+                outcomes[name] = Outcome(AS_RULED, f"not measured: predicted {predicted_us:.3g} us, {version.reason}")
                 continue
             key = _key(planned, version, workshop)
             equal.setdefault(key, []).append(name)

@@ -66,6 +66,7 @@ def test_trials_run(name: str) -> None:
 
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "shifted": (lambda w, i: w[i - 5] + 1, (torch.zeros(50, 16), torch.full((9,), 7))),
+    "checked only": (lambda x, i: x.scatter(1, i - 5, 1.0), (torch.zeros(9, 50), torch.full((9, 1), 7))),
     "from a float": (lambda w, i: w[i.long()] + 1, (torch.zeros(50, 16), torch.zeros(9))),
 }
 

@@ -14,6 +14,7 @@ from ..ir.poly import Poly, product
 from ..ir.program import Buffer
 from ..ir.source import Allocate, Launch, Trial
 
+_CHECKED = ("wrap_index", "check_index")
 _KEEP_ZERO = ("cast", "neg", "abs", "mul", "add", "sub", "bitand", "bitor", "maximum")
 
 
@@ -48,7 +49,7 @@ def _numbers(polys: tuple[Poly, ...]) -> tuple[str, ...]:
 
 
 def _stays_inside(kernel: Kernel) -> bool:
-    """Whether every index that depends on values is 0 where all integers that are read are."""
+    """Whether every index that depends on values, or is checked, is 0 where all integers that are read are."""
     made = {s.var.name: s for s in walk(kernel.body) if isinstance(s, Let | LoadElement)}
     zero: dict[str, bool] = {}
 
@@ -69,7 +70,7 @@ def _stays_inside(kernel: Kernel) -> bool:
                 return not var.dtype.is_float
             case Let(op="where", args=(_, first, second)):
                 return is_zero(first) and is_zero(second)
-            case Let(op="wrap_index" | "check_index", args=(index, _)):
+            case Let(op=op, args=(index, _)) if op in _CHECKED:
                 return is_zero(index)
             case Let(op=op, args=args) if op in _KEEP_ZERO:
                 return all(is_zero(a) for a in args)
@@ -78,4 +79,5 @@ def _stays_inside(kernel: Kernel) -> bool:
     sizes = {s.name for s in kernel.symbols}
     at = [s.offset for s in walk(kernel.body) if isinstance(s, LoadElement | StoreElement)]
     used = {s.name for offset in at for s in offset.symbols()} - sizes
+    used |= {name for name, s in made.items() if isinstance(s, Let) and s.op in _CHECKED}  # asserted, used or not
     return all(name in made and is_zero(made[name].var) for name in used)
