@@ -1,4 +1,4 @@
-"""The import rule: ir < analysis < stages < explain < pipeline < compilation < backend; stages stay apart."""
+"""The import rule: ir < analysis < stages < explain < pipeline < tuning < compilation < backend; stages stay apart."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ RANK = {
     **dict.fromkeys(STAGES, 3),
     "explain": 4,
     "pipeline": 5,
-    "compilation": 6,
-    "backend": 7,
+    "tuning": 6,
+    "compilation": 7,
+    "backend": 8,
 }
-TOP = 8  # the package itself, the command line, the demo: may import everything
+TOP = 9  # the package itself, the command line, the demo: may import everything
 STAGES_WITH_PRIVATE_TORCH = ("autograd", "explain", "lowering", "runtime")
 PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in STAGES_WITH_PRIVATE_TORCH)}
 

@@ -24,10 +24,11 @@ from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
 from .ir.options import Options
 from .ir.record import CompileRecord
-from .ir.target import Target, find_chip, find_target
+from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.random import reset_streams
+from .runtime.device import current_chip
 
 Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -64,10 +65,7 @@ def choose_target(options: Options, graph: GraphModule) -> Target:
         return find_target(options.target)
     if kernel_device(graph) == "cpu":
         return find_target("cpu")
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return find_chip(
-        getattr(properties, "gcnArchName", "") if torch.version.hip else "", properties.major, properties.minor
-    )
+    return current_chip()
 
 
 def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
 from .autograd.exact import needs_exact
+from .errors import KernelBuildError
 from .explain.debug import build_progress, report_stage
+from .ir.choice import AS_RULED, FIRST, Choice
 from .ir.host_json import MalformedProgram
 from .ir.options import Options
 from .ir.record import CompileRecord, DecisionRecord, KernelRecord, stage
@@ -23,6 +25,10 @@ from .runtime.cache import Cache, default_cache
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
 from .runtime.kernels import Builder, LoadedKernel, build_kernels
+from .runtime.stopwatch import Stopwatch, stopwatch_for
+
+if TYPE_CHECKING:
+    from .pipeline import Wrapper
 
 MOST_CANDIDATES = 2  # schedules of a group beside the first
 
@@ -35,12 +41,15 @@ class Compiled:
     record: CompileRecord
 
 
-def compile_graph(graph: GraphModule, target: Target, options: Options, direction: str) -> Compiled:
-    """Compile one AOTAutograd graph, or take it from the cache."""
+def compile_graph(
+    graph: GraphModule, target: Target, options: Options, direction: str, stopwatch: Stopwatch | None = None
+) -> Compiled:
+    """Compile one AOTAutograd graph, or take it from the cache. `stopwatch`: in the place of the device's own."""
     builder = builder_for(target)
     cache = default_cache() if options.cache and options.debug < 5 else None  # 5 checks, and stores nothing
+    timer = None if options.tune == "off" else stopwatch or stopwatch_for(target, kernel_device(graph))
     extra = f"{options.code_key()} {target} {direction} {needs_exact(graph)} {builder.fingerprint()}"
-    key = graph_fingerprint(graph, extra)
+    key = graph_fingerprint(graph, f"{extra} {timer.chip if timer else ''}")
     constants = graph_constants(graph)
     if cache is not None and key is not None and (found := load_graph(cache, key, constants)) is not None:
         record = reattach(found.record, found.nodes, graph)
@@ -50,20 +59,13 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
             return _build(found, record, builder, cache, graph)
         except MalformedProgram:
             cache.discard_graph(key)
-    from .pipeline import compile_entry  # here, because a hit does without
-
-    wanted: dict[str, int] = {}
-    planned, notes = target, []
-    while True:
-        record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
-        entry, wrapper = compile_entry(graph, planned, options, record, wanted)
-        compiled = _build(entry, record, builder, cache, graph)
-        spilling = [k for k in record.kernels if k.spilled_bytes > 0]
-        if not spilling or planned.members_per_kernel == 1:
-            break
-        notes += [_spill_note(k, wanted) for k in spilling]
-        planned = _after_spills(spilling, wanted, planned)
-    record.decisions[:0] = notes
+    record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
+    try:
+        entry, wrapper, compiled = _compile(graph, target, options, record, builder, cache, timer)
+    except KernelBuildError:
+        report_stage(options, record)  # what could not be built is what people want to see
+        raise
+    report_stage(options, record)
     if wrapper is not None:
         compiled = replace(compiled, call=wrapper(compiled.call))
     if cache is not None and key is not None:
@@ -71,22 +73,68 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
     return compiled
 
 
-def _after_spills(spilling: Sequence[KernelRecord], wanted: dict[str, int], target: Target) -> Target:
+def _compile(
+    graph: GraphModule,
+    target: Target,
+    options: Options,
+    record: CompileRecord,
+    builder: Builder,
+    cache: Cache | None,
+    timer: Stopwatch | None,
+) -> tuple[GraphEntry, Wrapper | None, Compiled]:
+    """Plan, schedule and build; what spills is scheduled or planned again, what is slow may be adjusted."""
+    from .pipeline import compile_entry, plan_graph  # here, because a hit does without
+
+    choices: dict[str, Choice] = {}
+    notes: list[DecisionRecord] = []
+    planned = plan_graph(graph, target, options, record)
+    while True:
+        entry, wrapper = compile_entry(planned, record, choices)
+        compiled = _build(entry, record, builder, cache, graph)
+        spilling = [k for k in record.kernels if k.spilled_bytes > 0]
+        if not spilling or planned.target.members_per_kernel == 1:
+            break
+        notes += [_spill_note(k, choices) for k in spilling]
+        narrowed = _after_spills(spilling, choices, planned.target)
+        if narrowed is not planned.target:
+            planned = plan_graph(graph, narrowed, options, record)
+    if timer is not None and record.kernels:
+        from .tuning import Workshop, tune_groups
+
+        with stage(record, "tune"):
+            outcomes = tune_groups(planned, choices, record, Workshop(builder, cache, timer))
+        changed = {n: o.adjustment for n, o in outcomes.items() if o.adjustment != AS_RULED}
+        if changed:
+            choices |= {n: replace(choices.get(n, FIRST), adjustment=a) for n, a in changed.items()}
+            entry, wrapper = compile_entry(planned, record, choices)
+            compiled = _build(entry, record, builder, cache, graph)
+        for kernel in record.kernels:
+            if (outcome := outcomes.get(kernel.name.removesuffix("_partial"))) is not None:
+                kernel.tuning, kernel.trials = outcome.summary, list(outcome.trials)
+    record.decisions[:0] = notes
+    return entry, wrapper, compiled
+
+
+def _after_spills(spilling: Sequence[KernelRecord], choices: dict[str, Choice], target: Target) -> Target:
     """Ask for the next schedule of what spilled; where there is none, plan for half as many operations a kernel."""
     for kernel in spilling:
-        name = kernel.name.removesuffix("_partial").removesuffix("_finish")
-        wanted[name] = wanted.get(name, 0) + 1
-    if max(wanted.values()) <= MOST_CANDIDATES:
+        name = _group_name(kernel)
+        choices[name] = Choice(choices.get(name, FIRST).candidate + 1)
+    if max(c.candidate for c in choices.values()) <= MOST_CANDIDATES:
         return target
-    wanted.clear()
+    choices.clear()
     most = max(len(k.operations) for k in spilling)
     return replace(target, members_per_kernel=max(1, min(target.members_per_kernel, most) // 2))
 
 
-def _spill_note(kernel: KernelRecord, wanted: dict[str, int]) -> DecisionRecord:
-    tried = wanted.get(kernel.name, 0)
+def _spill_note(kernel: KernelRecord, choices: dict[str, Choice]) -> DecisionRecord:
+    tried = choices.get(_group_name(kernel), FIRST).candidate
     reason = f"schedule {tried} spills {kernel.spilled_bytes} bytes at {kernel.registers} registers"
     return DecisionRecord(kernel.name, kernel.name, "spill", False, reason, 0.0, 0)
+
+
+def _group_name(kernel: KernelRecord) -> str:
+    return kernel.name.removesuffix("_partial").removesuffix("_finish")
 
 
 def _build(

@@ -7,6 +7,7 @@ caching the result is `compilation.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
@@ -16,11 +17,12 @@ from .codegen.c import emit_c
 from .codegen.host import emit_host
 from .codegen.triton import emit_triton
 from .explain.checking import checked, observed
-from .explain.debug import report_stage
 from .explain.measure import measure
+from .ir.choice import FIRST, Choice
 from .ir.kernel import Kernel, ScheduledGroup
 from .ir.options import Options
-from .ir.plan import Group
+from .ir.plan import FusionPlan, Group
+from .ir.program import Program
 from .ir.record import CompileRecord, stage
 from .ir.source import KernelSource
 from .ir.target import Target
@@ -38,17 +40,20 @@ Call: TypeAlias = Callable[[list[Any]], Any]
 Wrapper: TypeAlias = Callable[[Call], Call]
 
 
-def compile_entry(
-    graph: GraphModule,
-    target: Target,
-    options: Options,
-    record: CompileRecord,
-    candidates: Mapping[str, int] | None = None,
-) -> tuple[GraphEntry, Wrapper | None]:
-    """What a graph becomes, ready to be built, and what to wrap around its call, if it is to be checked.
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedGraph:
+    """What the schedules that are tried for a graph have in common; `names` are those of the groups' kernels."""
 
-    `candidates`: which schedule of a group is wanted, by the name of its kernels, where it is not the first.
-    """
+    graph: GraphModule
+    target: Target
+    options: Options
+    program: Program
+    plan: FusionPlan
+    names: dict[str, Group]
+
+
+def plan_graph(graph: GraphModule, target: Target, options: Options, record: CompileRecord) -> PlannedGraph:
+    """What a graph computes and which operations share a kernel."""
     with stage(record, "lower"):
         device = "" if target.language == "c" else kernel_device(graph)
         program = lower_graph(
@@ -64,35 +69,46 @@ def compile_entry(
         program = regions.program
         plan = plan_fusion(regions, target, options)
         verify_plan(program, plan)
+    groups = [step for step in plan.steps if isinstance(step, Group)]
+    names = {f"k{number}_{_stem(group)}": group for number, group in enumerate(groups)}
+    return PlannedGraph(graph, target, options, program, plan, names)
+
+
+def compile_entry(
+    planned: PlannedGraph, record: CompileRecord, choices: Mapping[str, Choice]
+) -> tuple[GraphEntry, Wrapper | None]:
+    """What a graph becomes, ready to be built, and what to wrap around its call, if it is to be checked.
+
+    `choices`: which schedule of a group is wanted, by the name of its kernels, where it is not the first.
+    """
+    graph, target, program, plan = planned.graph, planned.target, planned.program, planned.plan
     with stage(record, "schedule"):
-        scheduled: dict[Group, ScheduledGroup] = {}
-        for step in plan.steps:
-            if isinstance(step, Group):
-                name = f"k{len(scheduled)}_{_stem(step)}"
-                scheduled[step] = schedule_group(step, target, name, (candidates or {}).get(name, 0))
-        kernels = [k for s in scheduled.values() for k in s.kernels]
-        for kernel in kernels:
-            verify_kernel(kernel)
+        scheduled = {g: schedule_named(planned, n, choices.get(n, FIRST)) for n, g in planned.names.items()}
     with stage(record, "emit"):
-        sources, numbers = _emit(kernels, target, needs_exact(graph))
-        watched = observed(program, plan) if options.debug >= CHECK_LEVEL else program
-        host = emit_host(watched, plan, scheduled, numbers)
+        sources, numbers = emit_kernels(planned, [k for s in scheduled.values() for k in s.kernels])
+        checks = planned.options.debug >= CHECK_LEVEL
+        host = emit_host(observed(program, plan) if checks else program, plan, scheduled, numbers)
     measure(record, program, plan, scheduled, {k: sources[n] for k, n in numbers.items()}, target)
-    report_stage(options, record)
     entry = GraphEntry(host, tuple(sources), record, node_names(graph))
-    if options.debug < CHECK_LEVEL:
-        return entry, None
-    return entry, lambda call: checked(call, program, plan)
+    return entry, (lambda call: checked(call, program, plan)) if checks else None
 
 
-def _emit(kernels: list[Kernel], target: Target, exact: bool) -> tuple[list[KernelSource], dict[Kernel, int]]:
+def schedule_named(planned: PlannedGraph, name: str, choice: Choice) -> ScheduledGroup:
+    """The kernels of one group as a choice has them."""
+    scheduled = schedule_group(planned.names[name], planned.target, name, choice)
+    for kernel in scheduled.kernels:
+        verify_kernel(kernel)
+    return scheduled
+
+
+def emit_kernels(planned: PlannedGraph, kernels: list[Kernel]) -> tuple[list[KernelSource], dict[Kernel, int]]:
     """Sources without repetition, and which one each kernel uses."""
+    triton, tanh, exact = planned.target.language == "triton", planned.target.hardware_tanh, needs_exact(planned.graph)
     sources: list[KernelSource] = []
     by_key: dict[str, int] = {}
     numbers: dict[Kernel, int] = {}
     for kernel in kernels:
-        tiles = target.language == "triton"
-        source = emit_triton(kernel, exact, target.hardware_tanh) if tiles else emit_c(kernel)  # C never contracts
+        source = emit_triton(kernel, exact, tanh) if triton else emit_c(kernel)  # C never contracts
         if source.key not in by_key:
             by_key[source.key] = len(sources)
             sources.append(source)

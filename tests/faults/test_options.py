@@ -7,6 +7,7 @@ import torch
 
 import onepass
 from onepass.errors import InvalidOption, UnknownOption, UnknownTarget
+from onepass.ir.options import Options
 
 
 def messages(error: BaseException | None) -> str:
@@ -31,6 +32,16 @@ def test_unknown_option_names_the_nearest() -> None:
 
 def test_bad_value() -> None:
     assert "precision" in (text := failed(precision="double")) and "'fused'" in text and "'eager'" in text
+
+
+def test_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Options.make().tune == "quick" and Options.make({"tune": "max"}).tune == "max"
+    assert "'off'" in (text := failed(tune="plenty")) and "'quick'" in text and "'max'" in text
+    assert len({Options.make({"tune": t}).code_key() for t in ("off", "quick", "max")}) == 3
+    monkeypatch.setenv("ONEPASS_TUNE", "off")
+    assert Options.make().tune == "off"
+    monkeypatch.setenv("ONEPASS_TUNE", "loud")
+    assert "tune" in (text := failed()) and "'loud'" in text
 
 
 def test_bad_type() -> None:

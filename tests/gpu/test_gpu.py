@@ -161,6 +161,60 @@ def test_dynamic_sizes() -> None:
         torch.testing.assert_close(run(x), F.layer_norm(x, x.shape[-1:]).softmax(0), rtol=1e-4, atol=1e-5)
 
 
+TUNED: dict[str, Callable[..., torch.Tensor]] = {
+    "softmax": lambda x, w: (x * w).softmax(-1),
+    "layer norm": lambda x, w: F.layer_norm(x, x.shape[-1:], w, w),
+}
+
+
+@pytest.mark.parametrize("shape", [(30_000, 1111), (300, 131_072)])
+@pytest.mark.parametrize("name", TUNED)
+def test_tuned_kernels(name: str, shape: tuple[int, int]) -> None:
+    """`tune="max"` measures every large kernel, says what it tried, and what it takes computes the same."""
+    function = TUNED[name]
+    inputs = randn(*shape), randn(shape[1])
+    options = {**STRICT, "tune": "max", "cache": False}
+    state = torch.cuda.get_rng_state()
+    values = torch.compile(function, backend="onepass", options=options)(*inputs)
+    close(values, function(*(x.double() for x in inputs)), torch.float32)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    explanation = onepass.explain(function, *inputs, options=options)
+    print(explanation)  # `pytest -s` shows what was tried
+    large = [k for k in explanation.kernels if k.predicted_us >= 30]
+    assert large
+    for kernel in large:
+        assert kernel.tuning and kernel.trials and sum(t.chosen for t in kernel.trials) == 1
+        times = [t.time_us for t in kernel.trials if not t.problem and not t.spilled_bytes]
+        (chosen,) = (t for t in kernel.trials if t.chosen)
+        assert chosen.time_us > 1 and (chosen.time_us <= 1.02 * min(times) or chosen is kernel.trials[0])
+        assert kernel.spilled_bytes == 0
+
+
+def test_quick_tuning_is_quick() -> None:
+    x = randn(4096, 3001)
+    function = lambda x: (x * 3).softmax(-1)  # noqa: E731
+    onepass.explain(lambda x: x + 1, x, options={"cache": False})  # Triton is loaded
+    explanation = onepass.explain(function, x, options={**STRICT, "cache": False})
+    (graph,) = explanation.graphs
+    assert graph.stage_seconds["tune"] < 2.5
+    assert len(graph.kernels[0].trials) <= 5
+
+
+def test_nothing_is_timed_while_a_graph_is_captured() -> None:
+    from onepass.ir.source import Launch, Trial
+    from onepass.runtime.device import current_chip
+    from onepass.runtime.stopwatch import DeviceStopwatch, stopwatch_for
+
+    chip = current_chip()
+    assert stopwatch_for(chip, "cuda") is not None
+    graph, x = torch.cuda.CUDAGraph(), randn(4)
+    with torch.cuda.graph(graph):
+        x += 1
+        assert stopwatch_for(chip, "cuda") is None
+        timing = DeviceStopwatch("here").time(Trial((), (Launch(0, (), (), "1", "cuda:0"),)), [])
+    assert "captured" in timing.problem
+
+
 def test_a_bad_index_is_not_silent() -> None:
     """As in eager, the program stops with an error of the device; in a process of its own, since it is lost."""
     import subprocess

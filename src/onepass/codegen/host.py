@@ -261,10 +261,7 @@ class _Emitter:
                 number = self._kernel_numbers[event]
                 sizes = tuple(self._size(s) for s in event.symbols)
                 if event.warps:
-                    count = product(g.extent for g in event.grid)
-                    if event.resident and count.constant is not None:
-                        count = Poly.of(min(count.constant, event.resident))
-                    programs = self._size(count)
+                    programs = self._size(event.programs)
                     numbers = tuple(self._name(b) for b in by_value)
                     device = event.writes[0].device
                     self.instructions.append(Launch(number, buffers, sizes, programs, device, numbers))

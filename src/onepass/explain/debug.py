@@ -40,6 +40,7 @@ def debug_text(record: CompileRecord, level: int) -> str:
             lines.append(
                 f"  {'fused' if d.accepted else 'kept apart'} ({d.kind}) {d.producer} -> {d.consumer}: {d.reason}"
             )
+        lines += [f"  tuning of {k.name}: {k.tuning}" for k in record.kernels if k.tuning]
         lines += [f"  call {e.op} {e.name}: {e.why}" for e in record.externs]
     if level >= 3:
         lines += ["program:", record.program, "plan:", record.plan]

@@ -12,7 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ..ir.record import CompileRecord, ExternRecord, KernelRecord
-from .text import byte_text, counted, decision_line, ratio_text, rejected_by_size, sizes_text, time_text
+from .text import byte_text, counted, decision_line, ratio_text, rejected_by_size, sizes_text, time_text, trial_line
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -128,6 +128,10 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
         f"predicted {time_text(kernel.predicted_us)}"
     )
     yield f"<p>{facts}<br><span class=schedule>{escape(kernel.schedule)}</span></p>"
+    if kernel.tuning:
+        yield f"<p>Tuning: {escape(kernel.tuning)}</p>"
+    if kernel.trials:
+        yield "<ul>" + "".join(f"<li>{escape(trial_line(t))}</li>" for t in kernel.trials) + "</ul>"
     rows = [(o.get("op", ""), o.get("node", ""), o.get("line", "")) for o in kernel.operations]
     yield _table(("operation", "node", "line"), rows)
     if kernel.source:

@@ -26,7 +26,8 @@ def measure(
     sources: dict[Kernel, KernelSource],
     target: Target,
 ) -> None:
-    """Write what happened into the record."""
+    """Write what happened into the record, in the place of what an earlier schedule left there."""
+    record.kernels, record.externs = [], []
     record.program = repr(program)
     record.plan = _plan_text(plan)
     symbols = [*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord, TrialRecord
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -83,6 +83,14 @@ def decision_line(decision: DecisionRecord) -> str:
     return _one_line(f"{pair} ({decision.kind}): {decision.reason} [{numbers}]")
 
 
+def trial_line(trial: TrialRecord) -> str:
+    """One schedule that was timed: what differs from the rules' own, and what came of it."""
+    if trial.problem:
+        return _one_line(f"{trial.change}: {trial.problem}")
+    spilled = f", {trial.spilled_bytes} bytes spilled" if trial.spilled_bytes else ""
+    return _one_line(f"{trial.change}: {time_text(trial.time_us)}{spilled}{', chosen' if trial.chosen else ''}")
+
+
 def _totals(explanation: Explanation) -> Iterator[str]:
     moved, unfused = explanation.bytes_moved, explanation.bytes_unfused
     minimum = explanation.bytes_minimum
@@ -123,6 +131,9 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
         shared = f", {byte_text(kernel.shared_bytes)} of shared memory" if kernel.shared_bytes else ""
         spilled = f", {kernel.spilled_bytes} bytes spilled" if kernel.spilled_bytes else ", nothing spilled"
         yield f"    resources {kernel.registers} registers{spilled}{shared}"
+    if kernel.tuning:
+        yield f"    tuning    {_one_line(kernel.tuning)}"
+        yield from (f"      {trial_line(t)}" for t in kernel.trials[1:])  # the first is in the line above
     rows = _by_line(kernel.operations)
     width = min(max((len(names) for names, _ in rows), default=0), 48)
     for names, line in rows:

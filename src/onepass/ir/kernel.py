@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from .dtypes import DType
 from .expr import Const
-from .poly import Axis, Poly, Symbol
+from .poly import Axis, Poly, Symbol, product
 from .program import Buffer, Origin
 
 
@@ -326,6 +326,12 @@ class Kernel:
     @property
     def parameters(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys((*self.writes, *self.reads)))
+
+    @property
+    def programs(self) -> Poly:
+        """How many programs are launched."""
+        count = product(g.extent for g in self.grid)
+        return Poly.of(min(count.constant, self.resident)) if self.resident and count.constant is not None else count
 
     @property
     def numbers(self) -> tuple[Buffer, ...]:

@@ -25,6 +25,12 @@ class Options:
         ("fused", "eager"),
     )
     fuse: bool = _option(True, "False: one kernel per operation", True, (True, False))
+    tune: str = _option(
+        "quick",
+        "measure other tile sizes on the GPU at hand: off, quick (at most about a second per kernel) or max",
+        True,
+        ("off", "quick", "max"),
+    )
     strict: bool = _option(
         False, "True: an internal error is raised instead of running that graph as eager", False, (True, False)
     )
@@ -65,6 +71,8 @@ def _from_environment() -> dict[str, Any]:
         found["dump"] = folder
     if target := os.environ.get("ONEPASS_TARGET"):
         found["target"] = target
+    if effort := os.environ.get("ONEPASS_TUNE"):
+        found["tune"] = effort
     if os.environ.get("ONEPASS_STRICT") == "1":
         found["strict"] = True
     return found

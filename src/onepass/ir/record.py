@@ -13,6 +13,18 @@ from typing import Any
 
 
 @dataclass(slots=True)
+class TrialRecord:
+    """One way to run a kernel that was tried on the device."""
+
+    change: str  # from what the rules say
+    time_us: float  # 0 where there is none: `problem` says why
+    registers: int = 0
+    spilled_bytes: int = 0
+    chosen: bool = False
+    problem: str = ""
+
+
+@dataclass(slots=True)
 class KernelRecord:
     """One launch, for people."""
 
@@ -26,6 +38,8 @@ class KernelRecord:
     registers: int = 0  # per thread; 0 where nobody counts them
     spilled_bytes: int = 0
     shared_bytes: int = 0
+    tuning: str = ""  # what measuring led to, or why nothing was measured; empty where nobody asked
+    trials: list[TrialRecord] = field(default_factory=list)  # of a split's first kernel: both kernels together
 
 
 @dataclass(slots=True)
@@ -79,10 +93,14 @@ class CompileRecord:
     @staticmethod
     def from_json(data: dict[str, Any]) -> CompileRecord:
         record = CompileRecord(**{**data, "kernels": [], "externs": [], "decisions": []})
-        record.kernels = [KernelRecord(**k) for k in data["kernels"]]
+        record.kernels = [_kernel_from_json(k) for k in data["kernels"]]
         record.externs = [ExternRecord(**e) for e in data["externs"]]
         record.decisions = [DecisionRecord(**d) for d in data["decisions"]]
         return record
+
+
+def _kernel_from_json(data: dict[str, Any]) -> KernelRecord:
+    return KernelRecord(**{**data, "trials": [TrialRecord(**t) for t in data.get("trials", ())]})
 
 
 @contextmanager

@@ -190,3 +190,14 @@ class HostProgram:
     def cacheable(self) -> bool:
         """Whether the program can be written down: it holds no live object."""
         return not self.live
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Launches that run by themselves, to be timed: tensors that stand in for their buffers, then the launches.
+
+    All sizes are numbers. Kernels are numbered in launch order.
+    """
+
+    stand_ins: tuple[Allocate, ...]
+    launches: tuple[Launch, ...]

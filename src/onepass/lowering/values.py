@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load
+from ..ir.expr import Expr, Load, const
 from ..ir.poly import Atom, Axis, Poly
 from ..ir.program import Buffer, HostValue
 
@@ -82,7 +82,9 @@ class Ref:
         return tuple(p.substitute(mapping) for p in self.index)
 
     def at(self, point: Sequence[Poly]) -> Expr:
-        """The value of element `point`."""
+        """The value of element `point`; of a tensor without elements nobody asks, and nothing may be read."""
+        if any(extent is Poly.ZERO for extent in self.buffer.shape):
+            return const(0, self.dtype)
         return Load(self.buffer, self.index_at(point))
 
     def aligned(self, shape: Sequence[Poly]) -> Expr:

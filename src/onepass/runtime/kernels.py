@@ -63,6 +63,21 @@ def build_kernels(
     progress: Progress | None = None,
 ) -> list[LoadedKernel]:
     """The kernels in order. Raises `KernelBuildError` for one the compiler rejects."""
+    kernels: list[LoadedKernel] = []
+    for built in build_each(sources, builder, cache, progress):
+        if isinstance(built, BaseException):
+            raise built
+        kernels.append(built)
+    return kernels
+
+
+def build_each(
+    sources: Sequence[KernelSource],
+    builder: Builder,
+    cache: Cache | None = None,
+    progress: Progress | None = None,
+) -> list[LoadedKernel | BaseException]:
+    """The kernels in order, an error in the place of one that could not be built."""
     fingerprint = builder.fingerprint()
     keys = [artifact_key(s, fingerprint) for s in sources]
     futures, mine = _claim(keys, sources)
@@ -79,7 +94,7 @@ def build_kernels(
     finally:
         _abandon([k for k in mine if not futures[k].done()], futures)
     return [
-        LoadedKernel(s.name, futures[k].result(), s.pointers, s.symbols, s.raises)
+        futures[k].exception() or LoadedKernel(s.name, futures[k].result(), s.pointers, s.symbols, s.raises)
         for k, s in zip(keys, sources, strict=True)
     ]
 
@@ -125,7 +140,7 @@ def _build_all(
     cache: Cache | None,
     progress: Progress | None,
 ) -> None:
-    with ThreadPoolExecutor(min(len(missing), _processors()), "onepass-build") as pool:
+    with ThreadPoolExecutor(min(len(missing), processors()), "onepass-build") as pool:
         running = {pool.submit(_build, k, s, builder, cache): (k, s) for k, s in missing.items()}
         for done, work in enumerate(as_completed(running), 1):
             key, source = running[work]
@@ -138,7 +153,8 @@ def _build_all(
                 progress(done, len(missing), source.name)
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many kernels are built at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

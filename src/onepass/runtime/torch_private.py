@@ -1,6 +1,6 @@
-"""The private torch functions the runtime calls because the public ones cost 1 us more per call.
+"""The private torch functions the runtime calls: those whose public equivalents cost 1 us more per call.
 
-Each has a public equivalent, used where a torch release lacks it.
+The public ones are used where a torch release lacks them. `without_modes` has none.
 """
 
 from __future__ import annotations
@@ -9,6 +9,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
+
+__all__ = [
+    "current_device",
+    "current_stream",
+    "direct",
+    "empty_cpu",
+    "empty_cuda",
+    "on_device",
+    "view",
+    "without_modes",
+]
 
 
 def _empty_cpu(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -14,12 +14,14 @@ from ..analysis.inline import reductions
 from ..analysis.legality import CARRIED_ROWS, analyse, collapsed, outer_axes, programs_of
 from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
 from ..errors import VerifyError
+from ..ir.choice import FIRST, Adjustment, Choice
 from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import ScheduledGroup
 from ..ir.plan import Group
 from ..ir.poly import Axis
 from ..ir.program import Buffer, contiguous_strides
 from ..ir.target import Target
+from .adjust import adjusted_chunk
 from .contraction_split import schedule_contraction
 from .layout import access_scores
 from .sweeps import NestScheduler
@@ -31,36 +33,39 @@ PROGRAM_ELEMENTS = 1 << 15  # work enough for a program of its own
 CARRIED_ELEMENTS = 8192  # of the rows that the programs of one processor hold at once
 
 
-def schedule_group(group: Group, target: Target, name: str, candidate: int = 0) -> ScheduledGroup:
+def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIRST) -> ScheduledGroup:
     """The kernels of a group, in launch order.
 
-    Later candidates keep fewer values per thread: for a group whose first kernel spilled registers.
+    Later candidates keep fewer values per thread: for a group whose first kernel spilled registers. What finishes
+    a split is never adjusted.
     """
     if group.products:
         contraction = contract(group.stores)
         if isinstance(contraction, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {contraction.reason}")
-        return schedule_contraction(contraction, target, name, group.origins, candidate)
+        return schedule_contraction(contraction, target, name, group.origins, choice.candidate)
     nest = analyse(group.stores, target)
     if isinstance(nest, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")
     nest = collapsed(nest, target)
-    if candidate:
-        held, each = target.held_elements >> (2 * candidate - 2), target.thread_elements >> (candidate + 1)
+    if choice.candidate:
+        held = target.held_elements >> (2 * choice.candidate - 2)
+        each = target.thread_elements >> (choice.candidate + 1)
         target = replace(target, held_elements=held, thread_elements=each)
     if nest.split is None:
-        return ScheduledGroup((_scheduler(target)(nest, target).build(name, group.origins),))
-    return _split(nest, nest.split, group, target, name)
+        scheduler = _scheduler(target)(nest, target, None, choice.adjustment)
+        return ScheduledGroup((scheduler.build(name, group.origins),))
+    return _split(nest, nest.split, group, target, name, choice.adjustment)
 
 
 def _scheduler(target: Target) -> type[NestScheduler]:
     return TileScheduler if target.warp else NestScheduler
 
 
-def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> ScheduledGroup:
+def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str, adjustment: Adjustment) -> ScheduledGroup:
     ends = [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
     outer, device = nest.outer, nest.stores[0].buffer.device
-    size = _chunk_size(nest, axis, ends, target)
+    size = adjusted_chunk(_chunk_size(nest, axis, ends, target), axis, adjustment)
     alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
     number = axis if alone else Axis("chunk", (axis.extent + size - 1) // size)
     first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
@@ -81,7 +86,7 @@ def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str) -> S
     else:
         head = Nest(tuple(first), (*nest.classes, number), nest.bound, (*outer, number), axis)
         chunks = {axis: (number, size)}
-    kernel = _scheduler(target)(head, target, chunks).build(f"{name}_partial", group.origins)
+    kernel = _scheduler(target)(head, target, chunks, adjustment).build(f"{name}_partial", group.origins)
     tail = _finish(nest, number, partial)
     finish = _scheduler(target)(tail, target).build(f"{name}_finish", group.origins)
     return ScheduledGroup((kernel, finish), tuple(workspace))

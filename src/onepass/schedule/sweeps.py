@@ -17,6 +17,7 @@ from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.inline import reductions
 from ..analysis.nest import Nest, NestStore, provable
 from ..analysis.refine import polys_of
+from ..ir.choice import AS_RULED, Adjustment
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
 from ..ir.kernel import (
@@ -67,8 +68,14 @@ class NestScheduler:
     `chunks` (a split): class -> (chunk class, chunk size); that class runs only inside its chunk.
     """
 
-    def __init__(self, nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]] | None = None) -> None:
-        self.nest, self.target = nest, target
+    def __init__(
+        self,
+        nest: Nest,
+        target: Target,
+        chunks: dict[Axis, tuple[Axis, int]] | None = None,
+        adjustment: Adjustment = AS_RULED,
+    ) -> None:
+        self.nest, self.target, self.adjustment = nest, target, adjustment
         self.chunks = chunks or {}
         self.builder = Builder()
         self.grid: list[GridAxis] = []

@@ -32,6 +32,7 @@ from ..ir.kernel import (
 )
 from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.program import Buffer, Origin
+from .adjust import adjusted
 from .builder import Finished, Kept
 from .early_loads import early_loads
 from .online import carry
@@ -49,7 +50,8 @@ class TileScheduler(NestScheduler):
     layout: TileLayout  # type: ignore[assignment]
 
     def _choose_layout(self) -> None:
-        self.layout = choose_tiles(self.nest, self.target, self.chunks)
+        ruled = choose_tiles(self.nest, self.target, self.chunks)
+        self.layout = adjusted(ruled, self.nest, self.target, self.chunks, self.adjustment)
         self.lane = Axis("lane", Poly.of(self.layout.lanes))  # every strip has the same
         self.turn = Axis("turn", Poly.of(self.layout.turns))  # the tiles of one step
         self.held: dict[Axis, Axis] = {}  # held class -> its tile axis

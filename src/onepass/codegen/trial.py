@@ -1,0 +1,83 @@
+"""The kernels of one group as launches of their own, to be timed: takes a scheduled group, gives a `Trial`.
+
+Integers that stand in are all 0, so what a kernel reads through them is read at position 0. A kernel whose indices
+are computed in another way might then leave its buffers and is refused.
+"""
+
+from __future__ import annotations
+
+from ..analysis.access import estimate
+from ..analysis.nest import Refusal
+from ..ir.expr import Const
+from ..ir.kernel import Kernel, Let, LoadElement, Operand, ScheduledGroup, StoreElement, Var, walk
+from ..ir.poly import Poly
+from ..ir.program import Buffer
+from ..ir.source import Allocate, Launch, Trial
+
+_CHECKED = ("wrap_index", "check_index")
+_KEEP_ZERO = ("cast", "neg", "abs", "mul", "add", "sub", "bitand", "bitor", "maximum")
+
+
+def emit_trial(scheduled: ScheduledGroup) -> Trial | Refusal:
+    """What to launch, with the sizes that were seen when the graph was traced."""
+    buffers = list(dict.fromkeys(b for k in scheduled.kernels for b in k.parameters))
+    polys = [p for b in buffers for p in (*b.shape, *b.strides)]
+    polys += [s.poly() for k in scheduled.kernels for s in k.symbols]
+    if any(s.hint is None or s.hint <= 1 for p in polys for s in p.symbols()):
+        return Refusal("its sizes are known only at run time")
+    if not all(_stays_inside(k) for k in scheduled.kernels):
+        return Refusal("what it reads depends on values")
+    names = {b: f"a{n}" for n, b in enumerate(buffers)}
+    stand_ins = tuple(_stand_in(b, names[b]) for b in buffers)
+    return Trial(stand_ins, tuple(_launch(n, k, names) for n, k in enumerate(scheduled.kernels)))
+
+
+def _stand_in(buffer: Buffer, name: str) -> Allocate:
+    return Allocate(name, _numbers(buffer.shape), _numbers(buffer.strides), buffer.dtype.value, buffer.device)
+
+
+def _launch(number: int, kernel: Kernel, names: dict[Buffer, str]) -> Launch:
+    by_value = kernel.numbers
+    buffers = tuple(names[b] for b in kernel.parameters if b not in by_value)
+    sizes = _numbers(tuple(s.poly() for s in kernel.symbols))
+    (programs,) = _numbers((kernel.programs,))
+    return Launch(number, buffers, sizes, programs, kernel.writes[0].device, tuple(names[b] for b in by_value))
+
+
+def _numbers(polys: tuple[Poly, ...]) -> tuple[str, ...]:
+    return tuple(str(estimate(p)) for p in polys)
+
+
+def _stays_inside(kernel: Kernel) -> bool:
+    """Whether every index that depends on values, or is checked, is 0 where all integers that are read are."""
+    made = {s.var.name: s for s in walk(kernel.body) if isinstance(s, Let | LoadElement)}
+    zero: dict[str, bool] = {}
+
+    def is_zero(operand: Operand) -> bool:
+        match operand:
+            case Const():
+                return operand.value == 0
+            case Poly():
+                return operand is Poly.ZERO
+        if operand.name not in zero:
+            zero[operand.name] = False
+            zero[operand.name] = comes_to_zero(operand)
+        return zero[operand.name]
+
+    def comes_to_zero(var: Var) -> bool:
+        match made.get(var.name):
+            case LoadElement():
+                return not var.dtype.is_float
+            case Let(op="where", args=(_, first, second)):
+                return is_zero(first) and is_zero(second)
+            case Let(op=op, args=(index, _)) if op in _CHECKED:
+                return is_zero(index)
+            case Let(op=op, args=args) if op in _KEEP_ZERO:
+                return all(is_zero(a) for a in args)
+        return False
+
+    sizes = {s.name for s in kernel.symbols}
+    at = [s.offset for s in walk(kernel.body) if isinstance(s, LoadElement | StoreElement)]
+    used = {s.name for offset in at for s in offset.symbols()} - sizes
+    used |= {name for name, s in made.items() if isinstance(s, Let) and s.op in _CHECKED}  # asserted, used or not
+    return all(name in made and is_zero(made[name].var) for name in used)

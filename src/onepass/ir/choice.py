@@ -1,0 +1,54 @@
+"""Which of its possible schedules a group of the plan gets.
+
+The rules of `schedule/` decide everything that is not said here. A `Choice` asks for a schedule with fewer values
+per thread (a kernel spilled), or for one that differs from the rules' own by a few doublings (a device was asked).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """How a tile program differs from what the rules say: how often each size is doubled, halved where negative.
+
+    What a program does not have (lanes of a sweep, chunks of a split) cannot be adjusted and stays as it is.
+    """
+
+    warps: int = 0
+    lanes: int = 0  # positions of a streamed axis that one step takes
+    block: int = 0  # positions of an outer axis that one program takes
+    chunk: int = 0  # positions of a split axis that one program takes
+    stages: int = 0  # 1: loads of a sweep run ahead where the rules say they do not, and the other way round
+
+    def __str__(self) -> str:
+        words = [_step_text(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name)]
+        return ", ".join(words) or "as the rules say"
+
+    def neighbours(self) -> tuple[Adjustment, ...]:
+        """Those one step away, the most promising first."""
+        steps = [("warps", 1), ("warps", -1), ("lanes", 1), ("lanes", -1), ("block", 1), ("block", -1)]
+        steps += [("chunk", -1), ("chunk", 1)]
+        found = [replace(self, **{name: getattr(self, name) + step}) for name, step in steps]
+        return (*found, replace(self, stages=1 - self.stages))
+
+
+AS_RULED = Adjustment()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`candidate`: how many schedules of the group are passed over because they keep too much in registers."""
+
+    candidate: int = 0
+    adjustment: Adjustment = AS_RULED
+
+
+FIRST = Choice()
+
+
+def _step_text(name: str, doublings: int) -> str:
+    if name == "stages":
+        return "other stages"
+    return f"{name} x {1 << doublings}" if doublings > 0 else f"{name} / {1 << -doublings}"

@@ -1,0 +1,14 @@
+"""The GPU at hand, as an entry of the table of targets."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ir.target import Target, find_chip
+
+
+def current_chip() -> Target:
+    """The target of the current GPU; `UnknownTarget` where the table has none that runs on it."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    architecture = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
+    return find_chip(architecture, properties.major, properties.minor)

@@ -1,0 +1,238 @@
+"""Tuning by measuring: where a kernel is far from its floor, a few neighbours of its schedule are timed.
+
+Takes a planned graph whose kernels are built, gives an `Outcome` for every group: how to adjust its schedule, and
+what was tried. The search walks from the rules' own layout to a faster neighbour, as long as there is one and
+budget is left. Layouts change, programs do not: sums may be added in another order, nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .analysis.nest import Refusal
+from .codegen.trial import emit_trial
+from .ir.choice import AS_RULED, FIRST, Adjustment, Choice
+from .ir.record import CompileRecord, TrialRecord
+from .ir.source import KernelSource, Trial
+from .pipeline import PlannedGraph, emit_kernels, schedule_named
+from .planner.cost import predict_us
+from .runtime.cache import Cache
+from .runtime.kernels import Builder, LoadedKernel, build_each, processors
+from .runtime.stopwatch import Stopwatch
+
+SMALLEST_US = 10.0  # predicted; below, launching takes as long as running
+GAIN = 1.02  # a neighbour is taken if it is faster by more than this
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What tuning may take. The floor of a group is the time its bytes need, and its launches."""
+
+    alternatives: int  # of one group
+    group_seconds: float  # building included
+    graph_seconds: float
+    near_floor: float  # a group within so many times its floor stays as the rules have it
+
+
+EFFORTS = {"quick": Effort(4, 1.0, 8.0, 1.12), "max": Effort(24, 20.0, 600.0, 1.03)}
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What builds kernels and what times them."""
+
+    builder: Builder
+    cache: Cache | None
+    stopwatch: Stopwatch
+    now: Callable[[], float] = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a group's schedule is to be adjusted, and why: for people, with all that was tried."""
+
+    adjustment: Adjustment
+    summary: str
+    trials: tuple[TrialRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A group with its schedule adjusted in one way: its sources in launch order, and how to launch them."""
+
+    adjustment: Adjustment
+    sources: tuple[KernelSource, ...]
+    trial: Trial
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(s.key for s in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A version and what the device said of it."""
+
+    version: _Version
+    record: TrialRecord
+
+    def beats(self, other: _Tried) -> bool:
+        """No spilling before speed; a failure never."""
+        mine, others = self.record, other.record
+        if mine.problem or bool(mine.spilled_bytes) > bool(others.spilled_bytes):
+            return False
+        return bool(mine.spilled_bytes) < bool(others.spilled_bytes) or mine.time_us * GAIN < others.time_us
+
+
+_MOSTLY_LAUNCHING: _Version | Refusal = Refusal("it is mostly launching")
+_Key = tuple[str, str, str, Trial, tuple[str, ...]]
+_decided: dict[_Key, Outcome] = {}  # what this process has found: equal layers of other graphs are not timed again
+_alone = threading.Lock()  # kernels that are timed have the device to themselves, as far as we can see
+
+
+def tune_groups(
+    planned: PlannedGraph, choices: Mapping[str, Choice], record: CompileRecord, workshop: Workshop
+) -> dict[str, Outcome]:
+    """What measuring says of every group, by the name of its kernels. `record`: of the schedules as they are."""
+    effort = EFFORTS[planned.options.tune]
+    end = workshop.now() + effort.graph_seconds
+    outcomes: dict[str, Outcome] = {}
+    found: dict[_Key, Outcome] = {}
+    equal: dict[_Key, list[str]] = {}
+    slow: list[tuple[float, _Key, _Tried]] = []
+    with _alone:
+        for name in planned.names:
+            predicted_us, floor_us = _expected(planned, name, record)
+            version = _MOSTLY_LAUNCHING
+            if predicted_us >= SMALLEST_US:
+                version = _version(planned, name, choices.get(name, FIRST))
+            if isinstance(version, Refusal):
+                outcomes[name] = Outcome(AS_RULED, f"not measured: predicted {predicted_us:.3g} us, {version.reason}")
+                continue
+            key = _key(planned, version, workshop)
+            equal.setdefault(key, []).append(name)
+            if key in _decided:
+                found[key] = _decided[key]
+            elif len(equal[key]) == 1:
+                (ruled,) = _try([version], workshop)
+                if (settled := _settled(ruled.record, floor_us, effort)) is not None:
+                    found[key] = settled
+                else:
+                    slow.append((floor_us - ruled.record.time_us, key, ruled))
+        for _, key, ruled in sorted(slow, key=lambda s: s[0]):  # where most can be gained first
+            name = equal[key][0]
+            search = _Search(planned, name, choices.get(name, FIRST), effort, workshop)
+            found[key] = search.run(ruled, min(end, workshop.now() + effort.group_seconds))
+        _decided.update({key: outcome for key, outcome in found.items() if outcome.trials})  # what was measured
+    return outcomes | {name: found[key] for key, names in equal.items() for name in names}
+
+
+class _Search:
+    """The walk of one group."""
+
+    def __init__(self, planned: PlannedGraph, name: str, choice: Choice, effort: Effort, workshop: Workshop) -> None:
+        self.planned, self.name, self.choice = planned, name, choice
+        self.effort, self.workshop = effort, workshop
+        self.asked: set[Adjustment] = set()
+        self.seen: set[tuple[str, ...]] = set()
+
+    def run(self, ruled: _Tried, end: float) -> Outcome:
+        """Start at the rules' own version and stop at `end` at the latest, up to one round of building."""
+        tried, best = [ruled], ruled
+        self.asked.add(ruled.version.adjustment)
+        self.seen.add(ruled.version.keys)
+        moved = True
+        while moved:
+            moved = False
+            around = self._around(best.version.adjustment, self.effort.alternatives + 1 - len(tried))
+            at_once = max(1, processors() // len(ruled.version.sources))
+            for first in range(0, len(around), at_once):
+                if self.workshop.now() >= end:
+                    return self._outcome(ruled, best, tried)
+                for found in _try(around[first : first + at_once], self.workshop):
+                    tried.append(found)
+                    if found.beats(best):
+                        best, moved = found, True
+        return self._outcome(ruled, best, tried)
+
+    def _around(self, adjustment: Adjustment, most: int) -> list[_Version]:
+        """Neighbours that nobody has met, at most so many."""
+        return [v for v, _ in zip(self._unmet(adjustment), range(most), strict=False)] if most > 0 else []
+
+    def _unmet(self, adjustment: Adjustment) -> Iterator[_Version]:
+        for neighbour in adjustment.neighbours():
+            if neighbour in self.asked:
+                continue
+            self.asked.add(neighbour)
+            version = _version(self.planned, self.name, replace(self.choice, adjustment=neighbour))
+            if isinstance(version, _Version) and version.keys not in self.seen:
+                self.seen.add(version.keys)
+                yield version
+
+    def _outcome(self, ruled: _Tried, best: _Tried, tried: Sequence[_Tried]) -> Outcome:
+        if best is not ruled and not ruled.record.spilled_bytes:  # one slow run must not decide
+            again = _try([best.version, ruled.version], self.workshop)
+            if not _fastest(best, again[0]).beats(_fastest(ruled, again[1])):
+                best = ruled
+        records = tuple(replace(t.record, chosen=t is best) for t in tried)
+        time_us = f"{ruled.record.time_us:.3g} us as the rules say"
+        if best is ruled:
+            others = f"of {len(tried) - 1} others none is better" if len(tried) > 1 else "no other was tried"
+            return Outcome(AS_RULED, f"{time_us}; {others}", records)
+        summary = f"{best.record.time_us:.3g} us with {best.version.adjustment}; {time_us}"
+        return Outcome(best.version.adjustment, summary, records)
+
+
+def _fastest(first: _Tried, again: _Tried) -> _Tried:
+    return again if not again.record.problem and again.record.time_us < first.record.time_us else first
+
+
+def _settled(record: TrialRecord, floor_us: float, effort: Effort) -> Outcome | None:
+    """What is decided after the first measurement, if it is."""
+    if record.problem:
+        return Outcome(AS_RULED, f"not measured: {record.problem}")
+    if record.time_us > effort.near_floor * floor_us or record.spilled_bytes:
+        return None
+    summary = f"{record.time_us:.3g} us, {record.time_us / floor_us:.2f} of its floor"
+    return Outcome(AS_RULED, summary, (replace(record, chosen=True),))
+
+
+def _expected(planned: PlannedGraph, name: str, record: CompileRecord) -> tuple[float, float]:
+    """What the model predicts of a group, and its floor."""
+    found = [k for k in record.kernels if k.name in (name, f"{name}_partial", f"{name}_finish")]
+    moved = sum(k.bytes_read + k.bytes_written for k in found)
+    return sum(k.predicted_us for k in found), predict_us(moved, 0.0, len(found), planned.target)
+
+
+def _version(planned: PlannedGraph, name: str, choice: Choice) -> _Version | Refusal:
+    scheduled = schedule_named(planned, name, choice)
+    trial = emit_trial(scheduled)
+    if isinstance(trial, Refusal):
+        return trial
+    sources, numbers = emit_kernels(planned, list(scheduled.kernels))
+    return _Version(choice.adjustment, tuple(sources[numbers[k]] for k in scheduled.kernels), trial)
+
+
+def _key(planned: PlannedGraph, version: _Version, workshop: Workshop) -> _Key:
+    return planned.options.tune, workshop.stopwatch.chip, workshop.builder.fingerprint(), version.trial, version.keys
+
+
+def _try(versions: Sequence[_Version], workshop: Workshop) -> list[_Tried]:
+    """Build versions, in parallel, then time them one after another."""
+    built = iter(build_each([s for v in versions for s in v.sources], workshop.builder, workshop.cache))
+    return [_Tried(v, _timed(v, [next(built) for _ in v.sources], workshop)) for v in versions]
+
+
+def _timed(version: _Version, built: Sequence[LoadedKernel | BaseException], workshop: Workshop) -> TrialRecord:
+    change = str(version.adjustment)
+    for kernel in built:
+        if isinstance(kernel, BaseException):
+            return TrialRecord(change, 0.0, problem=f"not built: {str(kernel).splitlines()[0]}")
+    kernels = [k for k in built if isinstance(k, LoadedKernel)]
+    timing = workshop.stopwatch.time(version.trial, kernels)
+    known = [b for k in kernels if (b := getattr(k.function, "built", None)) is not None]
+    registers, spilled = max((b.registers for b in known), default=0), max((b.spills for b in known), default=0)
+    return TrialRecord(change, timing.time_us, registers, spilled, problem=timing.problem)

@@ -1,0 +1,98 @@
+"""Every neighbour of the rules' schedule computes the same and builds for a GPU; sizes stay within what a nest has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from tests.tuning.planned import planned
+
+from onepass.ir.choice import AS_RULED, Adjustment, Choice
+from onepass.ir.record import CompileRecord
+from onepass.ir.target import find_target
+from onepass.pipeline import PlannedGraph, compile_entry
+from onepass.runtime.builders import builder_for
+from onepass.runtime.entries import GraphEntry
+from onepass.runtime.executable import Executable
+from onepass.runtime.kernels import build_kernels
+
+Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]
+# name -> function, shapes, what its schedule says on the interpreter's target
+CASES: dict[str, Case] = {
+    "pointwise": (lambda x, y: F.gelu(x * y + 1), ((37, 130), (37, 130)), "grid x tile"),
+    "held rows": (lambda x: (x * 3).softmax(-1), ((45, 300),), "held"),
+    "held rows with a weight": (lambda x, w: F.layer_norm(x, (512,), w, w), ((21, 512), (512,)), "held"),
+    "streamed rows": (lambda x: (x * 3).softmax(-1), ((5, 70_000),), "swept"),
+    "streamed moments": (lambda x: x.var(-1), ((9, 40_001),), "swept"),
+    "columns": (lambda x: (x * 2).sum(0), ((600, 4096),), "swept"),
+    "split": (lambda x: (x * x).sum(), ((150, 2000),), "split"),
+    "split columns": (lambda x: x.amax(0), ((9000, 24),), "split"),
+    "rows and columns": (lambda x: ((y := x.softmax(-1)) * 2, (y * x).sum(0)), ((600, 128),), "split"),
+    "transpose": (lambda x: torch.relu(x).t().contiguous(), ((70, 130),), "grid x tile"),
+}
+FAR = Adjustment(warps=-2, lanes=3, block=3, chunk=-3)
+
+
+def entry_of(graph: PlannedGraph, adjustment: Adjustment) -> GraphEntry:
+    return compile_entry(graph, CompileRecord(), {name: Choice(0, adjustment) for name in graph.names})[0]
+
+
+def values(graph: PlannedGraph, entry: GraphEntry, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    kernels = build_kernels(entry.kernels, builder_for(graph.target))
+    return list(Executable(entry.host, kernels).call(list(inputs)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_neighbours_compute_the_same(name: str) -> None:
+    function, shapes, kind = CASES[name]
+    inputs = [torch.randn(s) for s in shapes]
+    graph = planned(function, *inputs)
+    ruled = entry_of(graph, AS_RULED)
+    assert any(kind in k.schedule for k in ruled.record.kernels), ruled.record.kernels[0].schedule
+    keys = {ruled.kernels[0].key}
+    for adjustment in (*AS_RULED.neighbours(), FAR):
+        entry = entry_of(graph, adjustment)
+        if entry.kernels[0].key in keys:
+            continue  # it has nothing that could change
+        keys.add(entry.kernels[0].key)
+        if len({k.text.split("\n", 1)[1] for k in (*ruled.kernels, *entry.kernels)}) == len(ruled.kernels):
+            continue  # other warps or stages, which the interpreter does not have
+        expected = function(*inputs)
+        expected = list(expected) if isinstance(expected, tuple) else [expected]
+        for ours, exact in zip(values(graph, entry, inputs), expected, strict=True):
+            torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5, msg=lambda m: f"{adjustment}: {m}")  # noqa: B023
+    assert len(keys) >= 4, "too little to choose from"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_neighbours_build(name: str) -> None:
+    function, shapes, _ = CASES[name]
+    graph = planned(function, *(torch.randn(s) for s in shapes), target="sm_90")
+    ruled = entry_of(graph, AS_RULED)
+    sources = {s.key: s for a in AS_RULED.neighbours() for s in entry_of(graph, a).kernels}
+    built = [k.function.built for k in build_kernels(list(sources.values()), builder_for(graph.target))]  # type: ignore[attr-defined]
+    assert all(b.registers and b.shared <= find_target("sm_90").shared_bytes for b in built)
+    assert {s.warps for s in sources.values()} > {ruled.kernels[0].warps}
+
+
+def test_a_program_has_at_most_1024_threads_and_at_least_one_warp() -> None:
+    graph = planned(lambda x: x + 1, torch.randn(1 << 20), target="sm_90")
+    assert [entry_of(graph, Adjustment(warps=w)).kernels[0].warps for w in (-9, 9)] == [1, 32]
+
+
+def test_tiles_too_large_for_any_thread_are_not_made() -> None:
+    graph = planned(lambda x: x.softmax(-1), torch.randn(4000, 4096), target="sm_90")
+    ruled = entry_of(graph, AS_RULED).kernels[0]
+    assert entry_of(graph, Adjustment(block=6)).kernels[0].key == ruled.key
+
+
+def test_words_for_people() -> None:
+    assert str(AS_RULED) == "as the rules say"
+    assert str(Adjustment(warps=1, lanes=-2, stages=1)) == "warps x 2, lanes / 4, other stages"
+    assert AS_RULED in AS_RULED.neighbours()[0].neighbours() and AS_RULED not in AS_RULED.neighbours()

@@ -1,0 +1,101 @@
+"""Tuning inside a compilation: what is chosen runs, is stored with the graph, and a warm start measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from onepass.compilation import compile_graph
+from onepass.ir.options import Options
+from onepass.ir.source import Trial
+from onepass.ir.target import Target, find_target
+from onepass.runtime import kernels as built_kernels
+from onepass.runtime.kernels import LoadedKernel
+from onepass.runtime.stopwatch import Timing, stopwatch_for
+from tests.tuning.planned import traced
+
+ROWS, COLUMNS = 2048, 4096  # predicted to take 19 us, so that it is measured
+
+
+@dataclass
+class FewerPrograms:
+    """The fewer programs, the faster."""
+
+    chip: str
+    asked: int = 0
+
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
+        self.asked += 1
+        return Timing(100.0 * int(trial.launches[0].programs))
+
+
+def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * w + 1)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def target() -> Target:
+    return find_target("triton-interpret")
+
+
+def test_what_is_chosen_is_stored_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS)]
+    options, stopwatch = Options.make({"strict": True}), FewerPrograms("stored")
+    cold = compile_graph(traced(function, *inputs), target(), options, "inference", stopwatch)
+    (kernel,) = cold.record.kernels
+    assert cold.record.cache == "miss" and stopwatch.asked > 1 and "tune" in cold.record.stage_seconds
+    assert kernel.trials[0].change == "as the rules say" and not kernel.trials[0].chosen
+    assert [t.change for t in kernel.trials if t.chosen] == ["block x 2"] and "block x 2" in kernel.tuning
+    plain = compile_graph(traced(function, *inputs), target(), Options.make({"tune": "off"}), "inference", stopwatch)
+    assert plain.record.kernels[0].schedule != kernel.schedule and not plain.record.kernels[0].tuning
+
+    asked = stopwatch.asked
+    monkeypatch.setattr(built_kernels, "_functions", {})  # as in a new process
+    monkeypatch.setattr(built_kernels, "_build_all", None)  # nothing is built
+    warm = compile_graph(traced(function, *inputs), target(), options, "inference", stopwatch)
+    assert warm.record.cache == "hit" and stopwatch.asked == asked
+    assert warm.record.kernels[0].source == kernel.source and warm.record.kernels[0].trials == kernel.trials
+
+
+def test_the_choice_of_one_chip_is_not_anothers() -> None:
+    inputs = [torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS)]
+    options = Options.make({"strict": True})
+    records = [
+        compile_graph(traced(function, *inputs), target(), options, "inference", FewerPrograms(chip)).record
+        for chip in ("one", "another", "one")
+    ]
+    assert [r.cache for r in records] == ["miss", "miss", "hit"]
+
+
+def test_values_are_right() -> None:
+    """Small inputs run by the kernel that was chosen; a graph that is not measured says why."""
+    inputs = [torch.randn(64, 300), torch.randn(300)]
+    compiled = compile_graph(
+        traced(function, *inputs), target(), Options.make({"strict": True}), "inference", FewerPrograms("values")
+    )
+    assert "mostly launching" in compiled.record.kernels[0].tuning
+    (ours,) = compiled.call(list(inputs))
+    torch.testing.assert_close(ours, function(*inputs))
+
+
+@pytest.mark.parametrize("name", ["cpu", "triton-interpret"])
+def test_nothing_is_measured_but_on_a_gpu(name: str) -> None:
+    assert stopwatch_for(find_target(name), "cpu") is None
+    assert stopwatch_for(find_target(name), "cuda") is None
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "gfx942"])
+def test_absent_chips_are_not_measured(name: str) -> None:
+    assert stopwatch_for(find_target(name), "cpu") is None
+    if not torch.cuda.is_available():
+        assert stopwatch_for(find_target(name), "cuda") is None
