@@ -58,7 +58,7 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
         record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
         entry, wrapper = compile_entry(graph, planned, options, record, wanted)
         compiled = _build(entry, record, builder, cache, graph)
-        spilling = [k for k in record.kernels if k.spilled_bytes > 0]
+        spilling = [k for k in record.kernels if k.spilled_bytes > 0 or k.shared_bytes > target.shared_bytes]
         if not spilling or planned.members_per_kernel == 1:
             break
         notes += [_spill_note(k, wanted) for k in spilling]
@@ -72,13 +72,18 @@ def compile_graph(graph: GraphModule, target: Target, options: Options, directio
 
 
 def _after_spills(spilling: Sequence[KernelRecord], wanted: dict[str, int], target: Target) -> Target:
-    """Ask for the next schedule of what spilled; where there is none, plan for half as many operations a kernel."""
+    """Ask for the next schedule of what spilled; where there is none, plan for less in a kernel.
+
+    First without states that are carried over long rows, then for half as many operations.
+    """
     for kernel in spilling:
         name = kernel.name.removesuffix("_partial").removesuffix("_finish")
         wanted[name] = wanted.get(name, 0) + 1
     if max(wanted.values()) <= MOST_CANDIDATES:
         return target
     wanted.clear()
+    if target.carried_bytes:
+        return replace(target, carried_bytes=0)
     most = max(len(k.operations) for k in spilling)
     return replace(target, members_per_kernel=max(1, min(target.members_per_kernel, most) // 2))
 
@@ -86,6 +91,8 @@ def _after_spills(spilling: Sequence[KernelRecord], wanted: dict[str, int], targ
 def _spill_note(kernel: KernelRecord, wanted: dict[str, int]) -> DecisionRecord:
     tried = wanted.get(kernel.name, 0)
     reason = f"schedule {tried} spills {kernel.spilled_bytes} bytes at {kernel.registers} registers"
+    if not kernel.spilled_bytes:
+        reason = f"schedule {tried} needs {kernel.shared_bytes} bytes of shared memory"
     return DecisionRecord(kernel.name, kernel.name, "spill", False, reason, 0.0, 0)
 
 

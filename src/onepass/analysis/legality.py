@@ -16,13 +16,13 @@ from ..ir.plan import Store
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
+from .carried import cannot_carry
 from .collapse import collapse
 from .inline import reductions
-from .nest import Nest, Refusal, aligned_along, direct_reductions, offsets, opened
+from .nest import Nest, Refusal, direct_reductions
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
-CARRIED_ROWS = 8  # the least a program gets where it carries states from row to row: its partial result costs as much
 
 
 def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
@@ -152,7 +152,7 @@ def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, targ
             return ": a chain of reductions over one axis cannot be split in one pass"
         if r not in ends and axis not in {nest.bound.get(a, a) for a in r.axes}:
             return ", and the reductions share no axis to split"
-    if (reason := _cannot_carry(nest, axis, ends, target)) is not None:
+    if (reason := cannot_carry(nest, axis, ends, target)) is not None:
         return reason
     for s in nest.stores:
         direct = direct_reductions([s.value])
@@ -166,34 +166,3 @@ def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, targ
         if not depends and axis not in s.domain:
             return ": a store beside the split reduction lacks its axis"
     return "" if estimate(axis.extent) < 2 else None
-
-
-def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> str | None:
-    """A norm's backward reduces each row and sums columns over rows: programs carry the columns' states from
-    row to row. They must fit, and rows must be many."""
-    states = {r: numel(nest.carried(r)) for r in ends if nest.carried(r)}
-    if not states:
-        return None
-    inner = frozenset(nest.classes) - frozenset((*nest.outer, axis))
-    if any(a.extent.constant is None for a in inner) or any(len(r.over) > 1 for r in ends):
-        return ": partial results would not fit one program"
-    for offset in offsets(nest):
-        along = {nest.bound.get(a, a): offset.coefficient(a) for a in offset.axes}
-        if along.get(axis) is Poly.ONE and along.keys() & inner:
-            return ": rows are not contiguous"
-    if target.warp:
-        if any(not aligned_along(nest, c, target.vector_bytes) for c in inner):
-            return ": rows do not start where whole vectors do"
-        loads = {e for e in postorder(opened(nest)) if isinstance(e, Load) and e.axes & inner}
-        values = len(loads) + len(reductions(s.value for s in nest.stores))
-        fits = tile_elements(inner) <= target.held_elements * 4 // max(4, values)
-    else:  # arrays on a thread's stack; a long sum keeps what its additions lose beside it
-        needed = sum(2 * count * sum(d.bytes for d in r.part_dtypes) for r, count in states.items())
-        fits = needed <= target.cache_bytes // 2
-    if not fits:
-        return ": partial results would not fit one program"
-    if estimate(axis.extent) < CARRIED_ROWS * target.processors:
-        return (
-            f": {estimate(axis.extent)} rows are too few to share out, each program with {max(states.values())} states"
-        )
-    return None

@@ -457,9 +457,9 @@ class _Emitter(Emitter):
     def finish(self, s: Finish) -> None:
         a = s.accumulator
         names, values = [v.name for v in s.parts], self.parts(a)
-        dims = self.dims[values[0]] - {len(self.tiles) for _ in a.folded}
-        for axis in a.folded:
-            dim = self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
+        folded = [self.tiles[x.name].dim if x.name in self.tiles else len(self.tiles) for x in a.folded]
+        dims = self.dims[values[0]] - frozenset(folded)
+        for dim in folded:
             self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, dim)}")
             values = names
         for var, value in zip(s.parts, values, strict=True):

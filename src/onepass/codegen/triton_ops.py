@@ -33,7 +33,7 @@ _LIBRARY = {
         "expm1", "log10", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh",
         "atanh", "erfc", "erfinv", "lgamma", "hypot", "copysign", "nextafter", "trunc", "fmod", "pow",
     )
-} | {"round": "rint"}  # fmt: skip
+} | {"round": "nearbyint"}  # fmt: skip
 _OWN = frozenset(
     [
         "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "signbit", "remainder", "floordiv", "exp", "log",
@@ -78,6 +78,8 @@ def triton_pointwise(op: str, args: Sequence[str], arg_dtypes: Sequence[DType], 
     match op:
         case "cast" | "narrow" | "widen":
             return _cast(args[0], arg_dtypes[0], dtype)
+        case "reopen":
+            return f"op_reopen({args[0]})"
         case "bitcast":
             return _bitcast(args[0], arg_dtypes[0], dtype)
         case "where":

@@ -37,6 +37,7 @@ class Target:
     warp: int = 0  # threads in lockstep, where a program is a block of them that holds tiles; 0: it is one thread
     held_elements: int = 0  # of one value that a program's registers keep beside a few others
     thread_elements: int = 0  # of one value that a thread keeps, at most
+    carried_bytes: int = 0  # of states that go from row to row where rows are not held; 0: rows are held for that
     columns: int = 1  # positions of a contiguous axis that one program takes beside an axis it reduces
     split_programs: int = 128  # programs a split reduction is shared out to
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
@@ -63,7 +64,7 @@ def _gpu(
         vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
         chip_cache_bytes=cache_mb << 20,
         shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
-        columns=128, held_elements=16384, thread_elements=32,
+        columns=128, held_elements=16384, thread_elements=32, carried_bytes=96 << 10,
     )  # fmt: skip
 
 

@@ -98,6 +98,15 @@ class Builder:
         if scope.statements:
             self.add(close(tuple(scope.statements)))
 
+    @contextmanager
+    def stretch(self) -> Iterator[Scope]:
+        """Open a scope whose statements follow those of the parent: what it computes is not found after it."""
+        scope = Scope()
+        self.scopes.append(scope)
+        yield scope
+        self.scopes.pop()
+        self.here.statements.extend(scope.statements)
+
     # --- values ---
 
     def bound(self) -> dict[Axis, Poly]:

@@ -40,7 +40,7 @@ from ..ir.program import Origin
 from ..ir.target import Target
 from .builder import Builder, Finished, Kept
 from .layout import Layout, choose_layout
-from .online import find_online, sweep_online
+from .online import Online, find_online, sweep_online
 from .random_strips import draw_in_strips
 from .scratch import choose_kept, linear
 from .streaming import stream_stores
@@ -243,7 +243,7 @@ class NestScheduler:
             if number < merged:
                 continue
             second = levels[number + 1] if number + 1 < len(levels) else []
-            if not self._tiled and (online := find_online(self, level, second, axes)) is not None:
+            if not self._tiled and (online := self.find_online(level, second, axes)) is not None:
                 sweep_online(self, online, axes)
                 merged = number + 2
                 level = list(online.others)
@@ -257,6 +257,10 @@ class NestScheduler:
                 later = [i for level in following for i in level if i.domain - axes == inner]
                 self.keeping = {} if nested else self._keep(cluster, later, inner)
                 self._sweep(cluster, inner, nested, axes)
+
+    def find_online(self, level: list[Item], second: list[Item], axes: frozenset[Axis]) -> Online | None:
+        """Two levels that one sweep can do, if any."""
+        return find_online(self, level, second, axes)
 
     def _keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
         """What this sweep leaves in scratch for later ones."""
