@@ -23,6 +23,7 @@ from .nest import Nest, Refusal, direct_reductions
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
+WIDENED_PROGRAMS = 8  # per processor: with fewer, small results do not decide how programs are numbered
 
 
 def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
@@ -63,11 +64,32 @@ def _enough(nest: Nest, work: int, target: Target) -> bool:
 def collapsed(nest: Nest, target: Target) -> Nest:
     """The nest with neighbouring classes merged; a split is chosen anew among the merged ones."""
     if nest.split is None:
-        return collapse(nest)
+        return _widened(collapse(nest), target)
     merged = collapse(replace(nest, split=None))
     reduces = reductions(s.value for s in merged.stores)
     again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces), target)
     return nest if isinstance(again, Refusal) else again
+
+
+def _widened(nest: Nest, target: Target) -> Nest:
+    """Small results beside one that has all classes, nothing reduced: the first positions of what they lack store them.
+
+    Else programs would be numbered by the classes that all have, and there may be few.
+    """
+    few = target.warp and programs_of(nest, target) < WIDENED_PROGRAMS * target.processors
+    sizes = {len(s.domain) for s in nest.stores}
+    if not few or max(sizes) < len(nest.classes) or len(sizes) == 1 or reductions(s.value for s in nest.stores):
+        return nest
+    whole = frozenset(nest.classes)
+    stores = tuple(
+        replace(
+            s,
+            domain=whole,
+            region=(*s.region, *((c, Poly.ZERO, Poly.ONE) for c in nest.classes if c not in s.domain)),
+        )
+        for s in nest.stores
+    )
+    return replace(nest, stores=stores, outer=nest.classes)
 
 
 def programs_of(nest: Nest, target: Target) -> int:
@@ -133,7 +155,9 @@ def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest
     too_few = f"{numel(nest.outer)} programs for {work} elements"
     swept = [c for c in nest.classes if any(nest.sweeps(r, c) for r in reduces)]
     roots = [r for r in reduces if r not in {x for other in reduces for x in reductions(other.inputs)}]
-    swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), -estimate(c.extent)))
+    many = [c for c in swept if estimate(c.extent) >= target.processors]
+    vectors = _contiguous(nest) if target.warp and len(many) > 1 else set()  # are better swept in strips
+    swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), c in vectors, -estimate(c.extent)))
     reason = ", and the reductions share no axis to split"
     for axis in swept:
         found = _cannot_split(nest, axis, reduces, work, target)
@@ -141,6 +165,13 @@ def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest
             return replace(nest, split=axis)
         reason = reason if axis is not swept[0] else found
     return Refusal(too_few + reason)
+
+
+def _contiguous(nest: Nest) -> set[Axis]:
+    """The classes along which something is read element by element."""
+    loads = [e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
+    offsets = [(flat_offset(e.buffer, e.index), e.axes) for e in loads]
+    return {nest.bound.get(a, a) for offset, axes in offsets for a in axes if offset.coefficient(a) is Poly.ONE}
 
 
 def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, target: Target) -> str | None:

@@ -131,7 +131,7 @@ class NestScheduler:
             self.grid = list(grid)
             inside = Axis(self.builder.name(f"{position.name}_"), high - low)
             condition = self._between(position, low, high)
-            with self.builder.block(_when(condition), {axis: low + inside}):
+            with self.builder.block(when(condition), {axis: low + inside}):
                 self.builder.add(Bind(inside, position - low))
                 self._open_grid(rest, self._specialised(items, axis, low, high))
 
@@ -525,7 +525,7 @@ def _symbols(nest: Nest) -> tuple[Symbol, ...]:
     return tuple(sorted({s for p in polys for s in p.symbols()}, key=lambda s: s.name))
 
 
-def _when(condition: Operand) -> Callable[[tuple[Statement, ...]], Statement]:
+def when(condition: Operand) -> Callable[[tuple[Statement, ...]], Statement]:
     return lambda body: When(condition, body)
 
 

@@ -125,6 +125,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
             lanes = min(lanes, ODD_ELEMENTS * 4 * target.warp)
         if extent is not None and vector not in chunks and (alone := _warps_alone(nest, vector, target)):
             lanes, turns = _alone(nest, vector, alone * target.warp, aligned, target)
+            lanes = min(lanes, power_above(extent))
     if inner and rows is None and (vector := strip_axis(nest, scores)) in chunks:
         lanes = min(lanes, power_below(chunks[vector][1]))
     elements = lanes * turns * tile_elements(held)
@@ -143,7 +144,8 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         warps = max(warps, elements // (8 * target.warp * target.thread_elements))
     elif held and rows is None:
         warps = _more_warps(warps, elements, _programs(outer, blocks), target)
-    stages = 3 if (lanes > 1 or rows is not None) and not alone and aligned else 0
+    ahead = not alone or len(inner) > 1  # a program that has a row alone has enough on its way
+    stages = 3 if (lanes > 1 or rows is not None) and ahead and aligned else 0
     return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages, turns)
 
 
@@ -187,7 +189,8 @@ def _warps_alone(nest: Nest, vector: Axis, target: Target) -> int:
         return resident(warps) * row_bytes * 5 <= target.chip_cache_bytes * 3
 
     few = next((w for w in (32, 16, 8) if rows * w <= target.processors * 32), 0)
-    most = power_above(vector.extent.constant) // (ONLINE_ELEMENTS * target.warp)
+    alone = all(c in nest.outer or c is vector for c in nest.classes)
+    most = power_above(vector.extent.constant) // ((ONLINE_ELEMENTS if alone else ODD_ELEMENTS) * target.warp)
     if row_bytes and not stays(4):
         few = max(few, next((w for w in (8, 16, 32) if stays(w)), 0))
     return min(few, most)
