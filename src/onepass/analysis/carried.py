@@ -19,6 +19,7 @@ from .inline import reductions
 from .nest import Nest, aligned_along, offsets, opened
 
 CARRIED_ROWS = 8  # the least a program gets: its partial result costs as much
+LONG_ROW = 8192  # up to here a row is held whole or not at all
 PIECE_LANES = (4096, 2048)
 
 
@@ -82,6 +83,8 @@ def row_pieces(nest: Nest, axis: Axis, target: Target) -> Pieces | None:
         return None
     extent = inner[0].extent.constant
     assert extent is not None
+    if extent <= LONG_ROW:
+        return None
     lanes = next((n for n in PIECE_LANES if -(-extent // n) * n * 16 <= extent * 17), PIECE_LANES[-1])
     count = -(-extent // lanes)
     ends = [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis) and nest.carried(r)]

@@ -58,7 +58,7 @@ def _kernel_record(
     else:
         read = sum(storage_bytes(b) for b in kernel.reads)
     written = sum(storage_bytes(b) for b in kernel.writes)
-    work = operation_cost(s.value for s in group.stores) if kernel is result.kernels[0] else 0.0
+    work = operation_cost(opened(unify(list(group.stores)))) if kernel is result.kernels[0] else 0.0
     return KernelRecord(
         name=kernel.name,
         operations=[{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins],
