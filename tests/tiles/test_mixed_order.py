@@ -261,3 +261,13 @@ def test_small_results_beside_large_ones() -> None:
     ours = compile_for("triton-interpret", function)(x, row, one)
     for a, b in zip(ours, function(x, row, one), strict=True):  # type: ignore[call-overload]
         torch.testing.assert_close(a, b)
+
+
+def test_small_results_beside_an_empty_one_are_stored() -> None:
+    def function(x: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x - one, one.sin()
+
+    x, one = torch.randn(0, 4), torch.randn(())
+    ours = compile_for("triton-interpret", function)(x, one)
+    for a, b in zip(ours, function(x, one), strict=True):  # type: ignore[call-overload]
+        torch.testing.assert_close(a, b)

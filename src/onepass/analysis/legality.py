@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..ir.expr import Load, Reduce, postorder
 from ..ir.plan import Store
-from ..ir.poly import Axis, Poly
+from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
 from .carried import cannot_carry
@@ -77,10 +77,13 @@ def _widened(nest: Nest, target: Target) -> Nest:
     Else programs would be numbered by the classes that all have, and there may be few.
     """
     few = target.warp and programs_of(nest, target) < WIDENED_PROGRAMS * target.processors
-    sizes = {len(s.domain) for s in nest.stores}
-    if not few or max(sizes) < len(nest.classes) or len(sizes) == 1 or reductions(s.value for s in nest.stores):
-        return nest
     whole = frozenset(nest.classes)
+    lacking = {c for s in nest.stores for c in whole - s.domain}
+    if not few or not lacking or all(s.domain != whole for s in nest.stores):
+        return nest
+    empty = any(not nonnegative(c.extent - 1) for c in lacking)  # may have no first position
+    if empty or reductions(s.value for s in nest.stores):
+        return nest
     stores = tuple(
         replace(
             s,

@@ -7,6 +7,8 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 from __future__ import annotations
 
 from ..analysis.access import assumed_size, load_bytes, operation_cost, storage_bytes
+from ..analysis.nest import opened
+from ..analysis.unify import unify
 from ..ir.expr import Expr, Load, postorder
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
