@@ -91,7 +91,7 @@ def _compile(
     while True:
         entry, wrapper = compile_entry(planned, record, choices)
         compiled = _build(entry, record, builder, cache, graph)
-        spilling = [k for k in record.kernels if k.spilled_bytes > 0]
+        spilling = [k for k in record.kernels if k.spilled_bytes > 0 or k.shared_bytes > target.shared_bytes]
         if not spilling or planned.target.members_per_kernel == 1:
             break
         notes += [_spill_note(k, choices) for k in spilling]
@@ -116,13 +116,18 @@ def _compile(
 
 
 def _after_spills(spilling: Sequence[KernelRecord], choices: dict[str, Choice], target: Target) -> Target:
-    """Ask for the next schedule of what spilled; where there is none, plan for half as many operations a kernel."""
+    """Ask for the next schedule of what spilled; where there is none, plan for less in a kernel.
+
+    First without states that are carried over long rows, then for half as many operations.
+    """
     for kernel in spilling:
         name = _group_name(kernel)
         choices[name] = Choice(choices.get(name, FIRST).candidate + 1)
     if max(c.candidate for c in choices.values()) <= MOST_CANDIDATES:
         return target
     choices.clear()
+    if target.carried_bytes:
+        return replace(target, carried_bytes=0)
     most = max(len(k.operations) for k in spilling)
     return replace(target, members_per_kernel=max(1, min(target.members_per_kernel, most) // 2))
 
@@ -130,6 +135,8 @@ def _after_spills(spilling: Sequence[KernelRecord], choices: dict[str, Choice], 
 def _spill_note(kernel: KernelRecord, choices: dict[str, Choice]) -> DecisionRecord:
     tried = choices.get(_group_name(kernel), FIRST).candidate
     reason = f"schedule {tried} spills {kernel.spilled_bytes} bytes at {kernel.registers} registers"
+    if not kernel.spilled_bytes:
+        reason = f"schedule {tried} needs {kernel.shared_bytes} bytes of shared memory"
     return DecisionRecord(kernel.name, kernel.name, "spill", False, reason, 0.0, 0)
 
 

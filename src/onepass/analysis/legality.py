@@ -13,16 +13,17 @@ from dataclasses import replace
 
 from ..ir.expr import Load, Reduce, postorder
 from ..ir.plan import Store
-from ..ir.poly import Axis, Poly
+from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
+from .carried import cannot_carry
 from .collapse import collapse
 from .inline import reductions
-from .nest import Nest, Refusal, aligned_along, direct_reductions, offsets, opened
+from .nest import Nest, Refusal, direct_reductions
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
-CARRIED_ROWS = 8  # the least a program gets where it carries states from row to row: its partial result costs as much
+WIDENED_PROGRAMS = 8  # per processor: with fewer, small results do not decide how programs are numbered
 
 
 def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
@@ -76,11 +77,35 @@ def _enough(nest: Nest, work: int, target: Target) -> bool:
 def collapsed(nest: Nest, target: Target) -> Nest:
     """The nest with neighbouring classes merged; a split is chosen anew among the merged ones."""
     if nest.split is None:
-        return collapse(nest)
+        return _widened(collapse(nest), target)
     merged = collapse(replace(nest, split=None))
     reduces = reductions(s.value for s in merged.stores)
     again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces), target)
     return nest if isinstance(again, Refusal) else again
+
+
+def _widened(nest: Nest, target: Target) -> Nest:
+    """Small results beside one that has all classes, nothing reduced: the first positions of what they lack store them.
+
+    Else programs would be numbered by the classes that all have, and there may be few.
+    """
+    few = target.warp and programs_of(nest, target) < WIDENED_PROGRAMS * target.processors
+    whole = frozenset(nest.classes)
+    lacking = {c for s in nest.stores for c in whole - s.domain}
+    if not few or not lacking or all(s.domain != whole for s in nest.stores):
+        return nest
+    empty = any(not nonnegative(c.extent - 1) for c in lacking)  # may have no first position
+    if empty or reductions(s.value for s in nest.stores):
+        return nest
+    stores = tuple(
+        replace(
+            s,
+            domain=whole,
+            region=(*s.region, *((c, Poly.ZERO, Poly.ONE) for c in nest.classes if c not in s.domain)),
+        )
+        for s in nest.stores
+    )
+    return replace(nest, stores=stores, outer=nest.classes)
 
 
 def programs_of(nest: Nest, target: Target) -> int:
@@ -146,7 +171,9 @@ def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest
     too_few = f"{numel(nest.outer)} programs for {work} elements"
     swept = [c for c in nest.classes if any(nest.sweeps(r, c) for r in reduces)]
     roots = [r for r in reduces if r not in {x for other in reduces for x in reductions(other.inputs)}]
-    swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), -estimate(c.extent)))
+    many = [c for c in swept if estimate(c.extent) >= target.processors]
+    vectors = _contiguous(nest) if target.warp and len(many) > 1 else set()  # are better swept in strips
+    swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), c in vectors, -estimate(c.extent)))
     reason = ", and the reductions share no axis to split"
     for axis in swept:
         found = _cannot_split(nest, axis, reduces, work, target)
@@ -154,6 +181,13 @@ def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest
             return replace(nest, split=axis)
         reason = reason if axis is not swept[0] else found
     return Refusal(too_few + reason)
+
+
+def _contiguous(nest: Nest) -> set[Axis]:
+    """The classes along which something is read element by element."""
+    loads = [e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
+    offsets = [(flat_offset(e.buffer, e.index), e.axes) for e in loads]
+    return {nest.bound.get(a, a) for offset, axes in offsets for a in axes if offset.coefficient(a) is Poly.ONE}
 
 
 def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, target: Target) -> str | None:
@@ -165,7 +199,7 @@ def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, targ
             return ": a chain of reductions over one axis cannot be split in one pass"
         if r not in ends and axis not in {nest.bound.get(a, a) for a in r.axes}:
             return ", and the reductions share no axis to split"
-    if (reason := _cannot_carry(nest, axis, ends, target)) is not None:
+    if (reason := cannot_carry(nest, axis, ends, target)) is not None:
         return reason
     for s in nest.stores:
         direct = direct_reductions([s.value])
@@ -179,34 +213,3 @@ def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, targ
         if not depends and axis not in s.domain:
             return ": a store beside the split reduction lacks its axis"
     return "" if estimate(axis.extent) < 2 else None
-
-
-def _cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> str | None:
-    """A norm's backward reduces each row and sums columns over rows: programs carry the columns' states from
-    row to row. They must fit, and rows must be many."""
-    states = {r: numel(nest.carried(r)) for r in ends if nest.carried(r)}
-    if not states:
-        return None
-    inner = frozenset(nest.classes) - frozenset((*nest.outer, axis))
-    if any(a.extent.constant is None for a in inner) or any(len(r.over) > 1 for r in ends):
-        return ": partial results would not fit one program"
-    for offset in offsets(nest):
-        along = {nest.bound.get(a, a): offset.coefficient(a) for a in offset.axes}
-        if along.get(axis) is Poly.ONE and along.keys() & inner:
-            return ": rows are not contiguous"
-    if target.warp:
-        if any(not aligned_along(nest, c, target.vector_bytes) for c in inner):
-            return ": rows do not start where whole vectors do"
-        loads = {e for e in postorder(opened(nest)) if isinstance(e, Load) and e.axes & inner}
-        values = len(loads) + len(reductions(s.value for s in nest.stores))
-        fits = tile_elements(inner) <= target.held_elements * 4 // max(4, values)
-    else:  # arrays on a thread's stack; a long sum keeps what its additions lose beside it
-        needed = sum(2 * count * sum(d.bytes for d in r.part_dtypes) for r, count in states.items())
-        fits = needed <= target.cache_bytes // 2
-    if not fits:
-        return ": partial results would not fit one program"
-    if estimate(axis.extent) < CARRIED_ROWS * target.processors:
-        return (
-            f": {estimate(axis.extent)} rows are too few to share out, each program with {max(states.values())} states"
-        )
-    return None

@@ -1,7 +1,8 @@
 """Axis refinement: where an index divides an axis, split the axis instead.
 
 x[n // 4, n % 4] over n:12 becomes x[n0, n1] over n0:3, n1:4. Where sizes do not divide, the division
-stays in the index. Works on store axes and on reduction axes alike.
+stays in the index. Works on store axes and on reduction axes alike. Stores of one group are refined together:
+y[n] over n:12 beside y[4 * i + j] over i:3, j:4 becomes y[4 * n0 + n1].
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 
 from ..ir.expr import Expr, Index, Load, Random, Reduce, postorder, rewrite
 from ..ir.poly import Axis, Poly, Quotient, Remainder, product
+from ..ir.program import Buffer
 
 
 def polys_of(values: Iterable[Expr]) -> Iterable[Poly]:
@@ -80,16 +82,22 @@ def joined(axes: tuple[Axis, ...]) -> Poly:
     return total
 
 
-def refine(
-    stores: list[tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]],
-) -> list[tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]]:
-    """Split axes of (axes, store index, value) triples until no useful division is left."""
-    return [_refine_store(*s) for s in stores]
+Triple = tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]  # axes, store index, value
 
 
-def _refine_store(
-    axes: tuple[Axis, ...], index: tuple[Poly, ...], value: Expr
-) -> tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]:
+def refine(stores: list[Triple]) -> list[Triple]:
+    """Split axes until no useful division is left, nor a dimension that one store walks whole and another in digits."""
+    stores = [_refine_store(*s) for s in stores]
+    for _ in range(4):
+        by = _common_divisors([value for _, _, value in stores])
+        splits = {a: parts for a, steps in by.items() if (parts := split_axis(a, steps)) is not None}
+        if not splits:
+            break
+        stores = [_split(*s, splits) for s in stores]
+    return stores
+
+
+def _refine_store(axes: tuple[Axis, ...], index: tuple[Poly, ...], value: Expr) -> Triple:
     for _ in range(4):
         bound = {a for e in postorder([value]) if isinstance(e, Reduce) for a in e.over}
         splits: dict[Axis, tuple[Axis, ...]] = {}
@@ -98,11 +106,49 @@ def _refine_store(
                 splits[axis] = parts
         if not splits:
             break
-        mapping = {a: joined(parts) for a, parts in splits.items()}
-        value = _substitute(value, mapping, splits)
-        index = tuple(p.substitute(mapping) for p in index)
-        axes = tuple(part for a in axes for part in splits.get(a, (a,)))
+        axes, index, value = _split(axes, index, value, splits)
     return axes, index, value
+
+
+def _split(
+    axes: tuple[Axis, ...], index: tuple[Poly, ...], value: Expr, splits: dict[Axis, tuple[Axis, ...]]
+) -> Triple:
+    """A store with some axes replaced by their parts."""
+    mapping = {a: joined(parts) for a, parts in splits.items()}
+    value = _substitute(value, mapping, splits)
+    index = tuple(p.substitute(mapping) for p in index)
+    return tuple(part for a in axes for part in splits.get(a, (a,))), index, value
+
+
+def _common_divisors(values: list[Expr]) -> dict[Axis, set[Poly]]:
+    """For axes that walk a dimension of a buffer which other loads walk in digits: the steps of those digits."""
+    found: dict[Axis, set[Poly]] = {}
+    whole: dict[tuple[Buffer, int], set[Axis]] = {}
+    digits: dict[tuple[Buffer, int], set[Poly]] = {}
+    for e in postorder(values):
+        if not isinstance(e, Load):
+            continue
+        for k, (p, size) in enumerate(zip(e.index, e.buffer.shape, strict=True)):
+            if p.axis is not None and p.axis.extent is size:
+                whole.setdefault((e.buffer, k), set()).add(p.axis)
+            elif len(p.axes) > 1:
+                digits.setdefault((e.buffer, k), set()).update(_digits(p, size))
+    for place, steps in digits.items():
+        for axis in whole.get(place, ()) if steps else ():
+            found.setdefault(axis, set()).update(steps)
+    return found
+
+
+def _digits(poly: Poly, size: Poly) -> set[Poly]:
+    """The steps above one of a position written in digits that together count to a size; none where it is not."""
+    steps = {c: a for a in poly.axes if (c := poly.coefficient(a)) is not None}
+    total, above = Poly.ONE, set()
+    while total in steps:
+        if total is not Poly.ONE:
+            above.add(total)
+        total = total * steps.pop(total).extent
+    covered = not steps and total is size
+    return above if covered and not poly.substitute(dict.fromkeys(poly.axes, Poly.ZERO)).terms else set()
 
 
 def _substitute(value: Expr, mapping: dict[Axis, Poly], splits: dict[Axis, tuple[Axis, ...]]) -> Expr:

@@ -28,6 +28,7 @@ _TYPES = {
     DType.F64: "double", DType.F32: "float", DType.F16: "uint16_t", DType.BF16: "uint16_t",
     DType.I64: "int64_t", DType.I32: "int32_t", DType.I16: "int16_t", DType.I8: "int8_t",
     DType.U8: "uint8_t", DType.U32: "uint32_t", DType.BOOL: "uint8_t",
+    DType.F8E4M3: "uint8_t", DType.F8E5M2: "uint8_t",
 }  # fmt: skip
 _SUFFIXES = {
     DType.F64: "f64", DType.F32: "f32", DType.F16: "f16", DType.BF16: "bf16", DType.I64: "i64",

@@ -326,6 +326,9 @@ class _Emitter(Emitter):
         if dims is None and held is not None:
             offset, dims = f"({offset} + zero)", _NONE
         conditions = [self.operand(s.guard)] if s.guard is not None else []
+        extra = self.dims_of(s.guard)
+        if extra is not None and (dims is None or not extra <= dims):
+            offset, dims = f"({offset} + tl.where({conditions[0]}, zero, zero))", (dims or _NONE) | extra
         mask = self.mask(dims, *conditions)
         self.line(f"tl.store({self.pointers[s.buffer]} + {offset}, {value}{f', mask={mask}' if mask else ''})")
 

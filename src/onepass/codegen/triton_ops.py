@@ -18,10 +18,12 @@ _TYPES = {
     DType.F64: "tl.float64", DType.F32: "tl.float32", DType.F16: "tl.float16", DType.BF16: "tl.bfloat16",
     DType.I64: "tl.int64", DType.I32: "tl.int32", DType.I16: "tl.int16", DType.I8: "tl.int8",
     DType.U8: "tl.uint8", DType.U32: "tl.uint32", DType.BOOL: "tl.int1",
+    DType.F8E4M3: "tl.uint8", DType.F8E5M2: "tl.uint8",
 }  # fmt: skip
 _SIGNATURES = {
     DType.F64: "fp64", DType.F32: "fp32", DType.F16: "fp16", DType.BF16: "bf16", DType.I64: "i64", DType.I32: "i32",
     DType.I16: "i16", DType.I8: "i8", DType.U8: "u8", DType.U32: "u32", DType.BOOL: "i1",
+    DType.F8E4M3: "u8", DType.F8E5M2: "u8",
 }  # fmt: skip
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
@@ -33,7 +35,7 @@ _LIBRARY = {
         "expm1", "log10", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh",
         "atanh", "erfc", "erfinv", "lgamma", "hypot", "copysign", "nextafter", "trunc", "fmod", "pow",
     )
-} | {"round": "rint"}  # fmt: skip
+} | {"round": "nearbyint"}  # fmt: skip
 _OWN = frozenset(
     [
         "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "signbit", "remainder", "floordiv", "exp", "log",
@@ -78,6 +80,8 @@ def triton_pointwise(op: str, args: Sequence[str], arg_dtypes: Sequence[DType], 
     match op:
         case "cast" | "narrow" | "widen":
             return _cast(args[0], arg_dtypes[0], dtype)
+        case "reopen":
+            return f"op_reopen({args[0]})"
         case "bitcast":
             return _bitcast(args[0], arg_dtypes[0], dtype)
         case "where":
@@ -184,7 +188,7 @@ def _bitcast(arg: str, source: DType, target: DType) -> str:
         return f"({arg} != 0)"
     if source is DType.BOOL:
         return f"{arg}.to({_TYPES[target]})"
-    return arg if source is target else f"{arg}.to({_TYPES[target]}, bitcast=True)"
+    return arg if _TYPES[source] == _TYPES[target] else f"{arg}.to({_TYPES[target]}, bitcast=True)"
 
 
 def from_word(name: str, dtype: DType) -> str:

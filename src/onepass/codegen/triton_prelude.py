@@ -168,6 +168,12 @@ def op_nextafter_half(x, y, magnitude: tl.constexpr):
 
 
 @jit
+def op_reopen(x):
+    """A bfloat16 number as float32, by its bits."""
+    return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@jit
 def op_shl(x, y, bits: tl.constexpr):
     """A count out of range gives 0."""
     inside = (y >= 0) & (y < bits)

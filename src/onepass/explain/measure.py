@@ -7,6 +7,8 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 from __future__ import annotations
 
 from ..analysis.access import assumed_size, load_bytes, operation_cost, storage_bytes
+from ..analysis.nest import opened
+from ..analysis.unify import unify
 from ..ir.expr import Expr, Load, postorder
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
@@ -59,7 +61,7 @@ def _kernel_record(
     else:
         read = sum(storage_bytes(b) for b in kernel.reads)
     written = sum(storage_bytes(b) for b in kernel.writes)
-    work = operation_cost(s.value for s in group.stores) if kernel is result.kernels[0] else 0.0
+    work = operation_cost(opened(unify(list(group.stores)))) if kernel is result.kernels[0] else 0.0
     return KernelRecord(
         name=kernel.name,
         operations=[{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins],

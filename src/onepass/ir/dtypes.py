@@ -23,6 +23,8 @@ class DType(Enum):
     U8 = "uint8"
     U32 = "uint32"
     BOOL = "bool"
+    F8E4M3 = "float8_e4m3fn"
+    F8E5M2 = "float8_e5m2"
 
     def __repr__(self) -> str:
         return self.value
@@ -44,7 +46,12 @@ class DType(Enum):
     @property
     def is_integer(self) -> bool:
         """Integers, bool excluded."""
-        return not self.is_float and self is not DType.BOOL
+        return not self.is_float and self is not DType.BOOL and not self.is_packed
+
+    @property
+    def is_packed(self) -> bool:
+        """float8: bytes that are moved and converted, never computed with."""
+        return self in (DType.F8E4M3, DType.F8E5M2)
 
     @property
     def compute(self) -> DType:
@@ -62,11 +69,12 @@ class DType(Enum):
 _BYTES = {
     DType.F64: 8, DType.F32: 4, DType.F16: 2, DType.BF16: 2,
     DType.I64: 8, DType.I32: 4, DType.I16: 2, DType.I8: 1, DType.U8: 1, DType.U32: 4, DType.BOOL: 1,
+    DType.F8E4M3: 1, DType.F8E5M2: 1,
 }  # fmt: skip
 
 
 def from_torch(dtype: object) -> DType | None:
-    """The DType of a torch dtype, None where kernels do not handle it (complex, quantised, float8)."""
+    """The DType of a torch dtype, None where kernels do not handle it (complex, quantised)."""
     name = str(dtype).removeprefix("torch.")
     return _BY_NAME.get(name)
 

@@ -37,6 +37,7 @@ class Target:
     warp: int = 0  # threads in lockstep, where a program is a block of them that holds tiles; 0: it is one thread
     held_elements: int = 0  # of one value that a program's registers keep beside a few others
     thread_elements: int = 0  # of one value that a thread keeps, at most
+    carried_bytes: int = 0  # of states that go from row to row where rows are not held; 0: rows are held for that
     columns: int = 1  # positions of a contiguous axis that one program takes beside an axis it reduces
     split_programs: int = 128  # programs a split reduction is shared out to
     products_per_us: float = 0.0  # multiply-adds of a matrix unit on 16-bit operands, as matmuls reach; 0: none
@@ -67,7 +68,8 @@ def _gpu(
         vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
         chip_cache_bytes=cache_mb << 20,
         shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
-        columns=128, held_elements=16384, thread_elements=32, products_per_us=tflops * 1e6 / 2,
+        columns=128, held_elements=16384, thread_elements=32, carried_bytes=96 << 10,
+        products_per_us=tflops * 1e6 / 2,
         hardware_tanh=name.startswith("sm_"), descriptors=name in ("sm_90", "sm_100"),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from ..ir.dtypes import DType, from_torch
 from ..ir.expr import Const, Expr, Index, Load, Reduce, pointwise, postorder, rewrite
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define, Extern, HostValue, Origin, Result, Statement, View, contiguous_strides
+from .float8 import decode, encode
 from .promotion import common_dtype, literal
 from .registry import Unsupported
 from .symbols import Sizes
@@ -77,6 +78,10 @@ class Context:
         """The value as another type: implicitly (`widen`, `narrow`), or exactly as a cast would."""
         if value.dtype is dtype:
             return value
+        if value.dtype.is_packed:
+            return self.convert(decode(value), dtype, exact=exact)
+        if dtype.is_packed:
+            return encode(self.convert(value, DType.F32, exact=exact), dtype)
         exact = exact or self.precision == "eager"
         if exact:
             if DType.F32 not in (value.dtype, dtype) and (value.dtype.is_half or dtype.is_half):

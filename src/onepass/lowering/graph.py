@@ -24,6 +24,7 @@ from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, 
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
 from .context import Context
 from .contractions import CONTRACTIONS
+from .float8 import MOVES
 from .origins import origin_of
 from .promotion import literal
 from .reasons import is_ordered, why_library
@@ -142,6 +143,8 @@ class _Lowering:
         if number is not None and not isinstance(number, complex):
             try:
                 meta = self.ctx.meta(value)
+                if meta.dtype.is_packed:
+                    raise Unsupported("float8 is only moved and converted by kernels")
             except Unsupported:
                 pass
             else:
@@ -195,6 +198,9 @@ class _Lowering:
         operands = list(leaves((args, kwargs)))
         if any(isinstance(leaf, HostValue) for leaf in operands):
             raise Unsupported("reads a value that kernels do not handle")
+        types = {leaf.dtype for leaf in operands if isinstance(leaf, Ref)} | {meta.dtype for meta in self.ctx.outs}
+        if any(dtype.is_packed for dtype in types) and node.target not in MOVES:
+            raise Unsupported("float8 is only moved and converted by kernels")
         devices = {leaf.device for leaf in operands if isinstance(leaf, Ref) and (leaf.ndim or leaf.device != "cpu")}
         devices |= {meta.device for meta in self.ctx.outs}
         if len(devices) > 1:
@@ -288,6 +294,8 @@ class _Lowering:
         if not (buffer in self.inputs and target.is_whole) or isinstance(source, HostValue):
             return self.extern(node, "a mutation of something that is not an input")
         meta = _own_meta(target)
+        if meta.dtype.is_packed and not isinstance(source, Ref):
+            return self.extern(node, "float8 is only moved and converted by kernels")
         if not isinstance(source, Ref):
             source = self.ctx.define(self.ctx.stored(source, meta.dtype, meta.shape), meta)
         elif source.device != meta.device and source.ndim:

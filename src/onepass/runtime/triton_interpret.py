@@ -92,7 +92,7 @@ class _Library:
     """The GPU's math library by torch's names for the same functions."""
 
     _NAMES: ClassVar[dict[str, Callable[..., torch.Tensor]]] = {
-        "pow": torch.pow, "rint": torch.round, "erfc": torch.special.erfc, "erfinv": torch.special.erfinv,
+        "pow": torch.pow, "nearbyint": torch.round, "erfc": torch.special.erfc, "erfinv": torch.special.erfinv,
         "lgamma": torch.lgamma, "fast_dividef": torch.div,
     }  # fmt: skip
 

@@ -42,6 +42,7 @@ class Scope:
     values: dict[Expr, Operand] = field(default_factory=dict)
     parts: dict[Reduce, Finished] = field(default_factory=dict)
     kept: dict[Expr, Kept] = field(default_factory=dict)  # scratch that sweeps of this scope have filled
+    rare: bool = False  # entered by few programs: what only it needs is computed inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,15 @@ class Builder:
         self.scopes.pop()
         if scope.statements:
             self.add(close(tuple(scope.statements)))
+
+    @contextmanager
+    def stretch(self) -> Iterator[Scope]:
+        """Open a scope whose statements follow those of the parent: what it computes is not found after it."""
+        scope = Scope()
+        self.scopes.append(scope)
+        yield scope
+        self.scopes.pop()
+        self.here.statements.extend(scope.statements)
 
     # --- values ---
 
@@ -165,6 +175,8 @@ class Builder:
 
     def _own_depth(self, e: Expr) -> int:
         """The outermost scope a node itself allows, its children aside."""
+        if self.here.rare:
+            return len(self.scopes) - 1
         if isinstance(e, Part):
             assert isinstance(e.source, Reduce)
             finished_at, finished = self._finished(e.source)
@@ -252,15 +264,17 @@ class Builder:
             if in_range(p, size) or _is_checked(source, size):
                 continue
             for left, right in ((Poly.of(-1), p), (p, size)):
-                total = self._and(total, self._compare("lt", self.physical(left), self.physical(right)))
+                total = self.both(total, self.compare("lt", self.physical(left), self.physical(right)))
         return total
 
-    def _compare(self, op: str, left: Operand, right: Operand) -> Operand:
+    def compare(self, op: str, left: Operand, right: Operand) -> Operand:
+        """A condition on two positions."""
         var = Var(self.name("inside"), DType.BOOL)
         self.add(Let(var, op, (left, right)))
         return var
 
-    def _and(self, left: Operand | None, right: Operand) -> Operand:
+    def both(self, left: Operand | None, right: Operand) -> Operand:
+        """Two conditions at once, the first of which may be missing."""
         if left is None:
             return right
         var = Var(self.name("inside"), DType.BOOL)
@@ -280,7 +294,7 @@ class Builder:
             at = self.position(axis.poly())
             for left, right in ((low - 1, at), (at, high)):
                 if not nonnegative(right - left - 1):
-                    guard = self._and(guard, self._compare("lt", self.physical(left), self.physical(right)))
+                    guard = self.both(guard, self.compare("lt", self.physical(left), self.physical(right)))
         offset = flat_offset(buffer, tuple(self.position(p) for p in index))
         self.add(StoreElement(buffer, self.physical(offset), operand, guard))
 

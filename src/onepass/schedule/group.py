@@ -8,24 +8,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.access import estimate, numel, power_above, tile_elements
+from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
+from ..analysis.carried import CARRIED_ROWS
 from ..analysis.contraction import contract
 from ..analysis.inline import reductions
-from ..analysis.legality import CARRIED_ROWS, analyse, collapsed, outer_axes, programs_of
+from ..analysis.legality import analyse, collapsed, outer_axes, programs_of
 from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
 from ..errors import VerifyError
 from ..ir.choice import FIRST, Adjustment, Choice
 from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import ScheduledGroup
 from ..ir.plan import Group
-from ..ir.poly import Axis
+from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, contiguous_strides
 from ..ir.target import Target
 from .adjust import adjusted_chunk
 from .contraction_split import schedule_contraction
 from .layout import access_scores
+from .pieces import PieceScheduler
 from .sweeps import NestScheduler
-from .tile_layout import strip_axis
+from .tile_layout import pieces_of, strip_axis
 from .tiles import TileScheduler
 
 ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
@@ -51,15 +53,18 @@ def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIR
     if choice.candidate:
         held = target.held_elements >> (2 * choice.candidate - 2)
         each = target.thread_elements >> (choice.candidate + 1)
-        target = replace(target, held_elements=held, thread_elements=each)
+        registers = target.registers >> choice.candidate
+        target = replace(target, held_elements=held, thread_elements=each, registers=registers)
     if nest.split is None:
-        scheduler = _scheduler(target)(nest, target, None, choice.adjustment)
+        scheduler = _scheduler(nest, target)(nest, target, None, choice.adjustment)
         return ScheduledGroup((scheduler.build(name, group.origins),))
     return _split(nest, nest.split, group, target, name, choice.adjustment)
 
 
-def _scheduler(target: Target) -> type[NestScheduler]:
-    return TileScheduler if target.warp else NestScheduler
+def _scheduler(nest: Nest, target: Target) -> type[NestScheduler]:
+    if not target.warp:
+        return NestScheduler
+    return TileScheduler if pieces_of(nest, target) is None else PieceScheduler
 
 
 def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str, adjustment: Adjustment) -> ScheduledGroup:
@@ -86,9 +91,9 @@ def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str, adju
     else:
         head = Nest(tuple(first), (*nest.classes, number), nest.bound, (*outer, number), axis)
         chunks = {axis: (number, size)}
-    kernel = _scheduler(target)(head, target, chunks, adjustment).build(f"{name}_partial", group.origins)
+    kernel = _scheduler(head, target)(head, target, chunks, adjustment).build(f"{name}_partial", group.origins)
     tail = _finish(nest, number, partial)
-    finish = _scheduler(target)(tail, target).build(f"{name}_finish", group.origins)
+    finish = _scheduler(tail, target)(tail, target).build(f"{name}_finish", group.origins)
     return ScheduledGroup((kernel, finish), tuple(workspace))
 
 
@@ -117,10 +122,19 @@ def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> i
     domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in reductions(s.value for s in nest.stores))]
     if max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):
         return 1
+    if target.warp and axis in _contiguous(nest) - {strip_axis(nest, access_scores(nest)[0])}:
+        return 1  # what lies across is stored in tiles of several positions
     size = max(1, -(-estimate(axis.extent) // max(1, target.split_programs // max(1, taken))))
     if target.warp and strip_axis(nest, access_scores(nest)[0]) is axis:  # whole strips
         size = max(ROW_CHUNK if taken == numel(nest.outer) else COLUMN_CHUNK, power_above(size))
     return size
+
+
+def _contiguous(nest: Nest) -> set[Axis]:
+    """The classes along which large results lie side by side."""
+    most = max(numel(s.domain) for s in nest.stores)
+    found = [(flat_offset(s.buffer, s.index), s.domain) for s in nest.stores if 4 * numel(s.domain) > most]
+    return {a for offset, domain in found for a in domain if offset.coefficient(a) is Poly.ONE}
 
 
 def _finish(nest: Nest, chunk: Axis, partial: dict[Reduce, list[Buffer]]) -> Nest:

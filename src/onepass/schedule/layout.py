@@ -118,7 +118,8 @@ def access_scores(nest: Nest) -> tuple[dict[Axis, float], dict[Axis, int]]:
 
 def _accesses(nest: Nest) -> Iterable[tuple[Poly, float, frozenset[Axis]]]:
     for s in nest.stores:
-        yield flat_offset(s.buffer, s.index), STORE_WEIGHT * s.buffer.dtype.bytes * numel(s.domain), s.domain
+        offset = flat_offset(s.buffer, s.index)
+        yield offset, STORE_WEIGHT * s.buffer.dtype.bytes * numel(offset.axes), offset.axes
     mapping = {a: c.poly() for a, c in nest.bound.items()}
     for e in _loads(s.value for s in nest.stores):
         offset = flat_offset(e.buffer, e.index).substitute(mapping)

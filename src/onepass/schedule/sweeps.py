@@ -41,7 +41,7 @@ from ..ir.program import Origin
 from ..ir.target import Target
 from .builder import Builder, Finished, Kept
 from .layout import Layout, choose_layout
-from .online import find_online, sweep_online
+from .online import Online, find_online, sweep_online
 from .random_strips import draw_in_strips
 from .scratch import choose_kept, linear
 from .streaming import stream_stores
@@ -138,7 +138,7 @@ class NestScheduler:
             self.grid = list(grid)
             inside = Axis(self.builder.name(f"{position.name}_"), high - low)
             condition = self._between(position, low, high)
-            with self.builder.block(_when(condition), {axis: low + inside}):
+            with self.builder.block(when(condition), {axis: low + inside}):
                 self.builder.add(Bind(inside, position - low))
                 self._open_grid(rest, self._specialised(items, axis, low, high))
 
@@ -250,7 +250,7 @@ class NestScheduler:
             if number < merged:
                 continue
             second = levels[number + 1] if number + 1 < len(levels) else []
-            if not self._tiled and (online := find_online(self, level, second, axes)) is not None:
+            if not self._tiled and (online := self.find_online(level, second, axes)) is not None:
                 sweep_online(self, online, axes)
                 merged = number + 2
                 level = list(online.others)
@@ -264,6 +264,10 @@ class NestScheduler:
                 later = [i for level in following for i in level if i.domain - axes == inner]
                 self.keeping = {} if nested else self._keep(cluster, later, inner)
                 self._sweep(cluster, inner, nested, axes)
+
+    def find_online(self, level: list[Item], second: list[Item], axes: frozenset[Axis]) -> Online | None:
+        """Two levels that one sweep can do, if any."""
+        return find_online(self, level, second, axes)
 
     def _keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
         """What this sweep leaves in scratch for later ones."""
@@ -528,7 +532,7 @@ def kernel_symbols(nest: Nest) -> tuple[Symbol, ...]:
     return tuple(sorted({s for p in polys for s in p.symbols()}, key=lambda s: s.name))
 
 
-def _when(condition: Operand) -> Callable[[tuple[Statement, ...]], Statement]:
+def when(condition: Operand) -> Callable[[tuple[Statement, ...]], Statement]:
     return lambda body: When(condition, body)
 
 

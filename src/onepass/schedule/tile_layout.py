@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
+from ..analysis.carried import Pieces, fits_whole, row_pieces
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest, aligned_along
+from ..analysis.nest import Nest, aligned_along, offsets
 from ..ir.expr import Expr, Load, Random, postorder
-from ..ir.poly import Axis
+from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 from .layout import AxisOrder, access_scores
 
@@ -28,6 +29,8 @@ SHARED_LANES = 256  # of a row, in a tile whose rows share an operand
 MAX_WARPS = 16
 THREADS = 1024  # of a processor, where each has a few dozen values
 ONLINE_ELEMENTS, SWEPT_ELEMENTS, ODD_ELEMENTS = 32, 16, 8  # of a step per thread, where few share a processor
+PIECE_WARPS = 8  # of a program whose states fill most registers: fewer threads have less else to keep
+SPARE_SHARED = 16 << 10  # for exchanges between threads
 CARRIED_ELEMENTS = 16  # of a row per thread, where states stay in registers from row to row
 TILE_AXES = 3
 
@@ -42,6 +45,8 @@ class TileLayout(AxisOrder):
     warps: int
     stages: int
     turns: int = 1  # tiles of `lanes` that a step of an online sweep takes together
+    pieces: int = 1  # tiles of `lanes` that a row is worked through in
+    kept: bool = True  # whether what was loaded of a row in pieces stays until it is done
     tiled: Axis | None = field(default=None, init=False)
     looped: Axis | None = field(default=None, init=False)
 
@@ -55,6 +60,9 @@ class TileLayout(AxisOrder):
                 kind = f"grid x tile {self.blocks[a]}"
             elif a in self.grid:
                 kind = "grid"
+            elif self.pieces > 1:
+                how = "held as" if self.kept else "swept by"
+                kind = "swept by 1" if a is nest.split else f"{how} {self.pieces} x {self.lanes}"
             else:
                 kind = f"swept by {self.turns} x {self.lanes}" if self.turns > 1 else f"swept by {self.lanes}"
             words.append(f"{a.name}[{a.extent!r}]: {kind}")
@@ -66,6 +74,11 @@ class TileLayout(AxisOrder):
 def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]]) -> TileLayout:
     """The layout of a nest on a target whose programs hold tiles; `chunks` as in the scheduler."""
     scores, strides = access_scores(nest)
+    if (pieces := pieces_of(nest, target)) is not None:
+        warps = min(MAX_WARPS, max(PIECE_WARPS, pieces.lanes // (2 * target.warp * target.thread_elements)))
+        stages = _stages(pieces, target)
+        count, kept = pieces.count, pieces.kept
+        return TileLayout(nest.outer, scores, strides, {}, (), pieces.lanes, warps, stages, pieces=count, kept=kept)
     numbered = frozenset(chunk for chunk, _ in chunks.values())
     outer = [a for a in nest.outer if a not in numbered]
     inner = [a for a in nest.classes if a not in nest.outer]
@@ -78,7 +91,10 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
     columns = best is not None and best in outer and bool(inner)
     aligned = best is None or aligned_along(nest, best, target.vector_bytes)
     rows = carrying(nest)
-    held = _held(nest, inner, chunks, columns, target) if rows is None else tuple(a for a in inner if a is not rows)
+    across = _across(nest, outer, inner, scores)
+    held = () if across is not None else _held(nest, inner, chunks, columns, target)
+    if rows is not None:
+        held = tuple(a for a in inner if a is not rows)
     blocks: dict[Axis, int] = {}
     lanes = turns = 1
     alone = 0  # warps of a program that has a processor, or a large part of one, to itself
@@ -86,9 +102,15 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         lanes = min(power_below(max(1, ROW_ELEMENTS // tile_elements(held))), power_below(chunks[rows][1]))
     elif not inner:
         blocks = _pointwise_blocks(nest, outer, best, scores, strides, budget, target)
+    elif across is not None:
+        side = min(TRANSPOSE_BLOCK, power_above(across.extent.constant))
+        while side > NARROW_COLUMN and numel(nest.outer) < 2 * side * target.processors:
+            side //= 2
+        blocks = {across: side}
+        lanes = TRANSPOSE_BLOCK * TRANSPOSE_BLOCK // max(side, NARROW_COLUMN)
     elif held:
         count = tile_elements(held)
-        blocks = _row_blocks(outer, best, count, scores, target)
+        blocks = _square_blocks(nest, outer, held) or _row_blocks(outer, best, count, scores, target)
     elif columns and best is not None:
         width = min(power_above(best.extent.constant), COLUMN_LANES)
         while width > NARROW_COLUMN and numel(nest.outer) < 2 * width * target.processors:
@@ -103,6 +125,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
             lanes = min(lanes, ODD_ELEMENTS * 4 * target.warp)
         if extent is not None and vector not in chunks and (alone := _warps_alone(nest, vector, target)):
             lanes, turns = _alone(nest, vector, alone * target.warp, aligned, target)
+            lanes = min(lanes, power_above(extent))
     if inner and rows is None and (vector := strip_axis(nest, scores)) in chunks:
         lanes = min(lanes, power_below(chunks[vector][1]))
     elements = lanes * turns * tile_elements(held)
@@ -118,9 +141,11 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
     warps = alone or min(MAX_WARPS, max(1, power_below(elements // (target.warp * per_thread))))
     if held and columns and best is not None:  # warps side by side along the contiguous axis: none waits for another
         warps = max(1, blocks.get(best, 1) // (target.warp * target.vector_bytes // _width(nest)))
+        warps = max(warps, elements // (8 * target.warp * target.thread_elements))
     elif held and rows is None:
         warps = _more_warps(warps, elements, _programs(outer, blocks), target)
-    stages = 3 if (lanes > 1 or rows is not None) and not alone and aligned else 0
+    ahead = not alone or len(inner) > 1  # a program that has a row alone has enough on its way
+    stages = 3 if (lanes > 1 or rows is not None) and ahead and aligned else 0
     return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages, turns)
 
 
@@ -164,7 +189,8 @@ def _warps_alone(nest: Nest, vector: Axis, target: Target) -> int:
         return resident(warps) * row_bytes * 5 <= target.chip_cache_bytes * 3
 
     few = next((w for w in (32, 16, 8) if rows * w <= target.processors * 32), 0)
-    most = power_above(vector.extent.constant) // (ONLINE_ELEMENTS * target.warp)
+    alone = all(c in nest.outer or c is vector for c in nest.classes)
+    most = power_above(vector.extent.constant) // ((ONLINE_ELEMENTS if alone else ODD_ELEMENTS) * target.warp)
     if row_bytes and not stays(4):
         few = max(few, next((w for w in (8, 16, 32) if stays(w)), 0))
     return min(few, most)
@@ -212,6 +238,23 @@ def carrying(nest: Nest) -> Axis | None:
     if nest.split is not None and any(nest.sweeps(r, nest.split) and nest.carried(r) for r in ends):
         return nest.split
     return None
+
+
+def pieces_of(nest: Nest, target: Target) -> Pieces | None:
+    """How rows are worked through where states are carried but a row cannot be held whole."""
+    rows = carrying(nest)
+    return None if rows is None or fits_whole(nest, rows, target) else row_pieces(nest, rows, target)
+
+
+def _stages(pieces: Pieces, target: Target) -> int:
+    """How far loads run ahead: the next row, or two, as shared memory allows; what all rows share is in it twice.
+
+    A row that is loaded twice has no room there.
+    """
+    if not pieces.kept:
+        return 0
+    ahead = (target.shared_bytes - SPARE_SHARED) // (pieces.row_bytes + 2 * pieces.shared_bytes)
+    return 1 + min(2, ahead) if ahead > 0 else 0
 
 
 def strip_axis(nest: Nest, scores: dict[Axis, float]) -> Axis:
@@ -296,6 +339,32 @@ def _repeated_along(nest: Nest, best: Axis, others: Sequence[Axis]) -> Axis | No
     counts = {a: sum(a not in e.axes for e in loads) for a in others if estimate(a.extent) > 1}
     axis = max(counts, key=lambda a: (counts[a], estimate(a.extent)), default=None)
     return axis if axis is not None and counts[axis] else None
+
+
+def _across(nest: Nest, outer: Sequence[Axis], inner: Sequence[Axis], scores: dict[Axis, float]) -> Axis | None:
+    """An outer class along which large accesses are contiguous while others are along the one inner class.
+
+    Only where rows are swept once: what needs a row's reduction is better computed from a row that is held.
+    """
+    if not outer or len(inner) != 1 or inner[0] is nest.split or estimate(inner[0].extent) < TRANSPOSE_BLOCK:
+        return None
+    axis = max(outer, key=lambda a: scores.get(a, 0.0))
+    both = sorted((scores.get(axis, 0.0), scores.get(inner[0], 0.0)))
+    return axis if both[0] * 8 > both[1] and not _swept_again(nest, inner[0]) else None
+
+
+def _square_blocks(nest: Nest, outer: Sequence[Axis], held: Sequence[Axis]) -> dict[Axis, int]:
+    """Held axes that are contiguous in different accesses: each side goes on along the outer axis that continues it."""
+    steps = [{nest.bound.get(a, a): offset.coefficient(a) for a in offset.axes} for offset in offsets(nest)]
+    sides = [a for a in held if any(s.get(a) is Poly.ONE and len(s) == len(nest.classes) for s in steps)]
+    blocks: dict[Axis, int] = {}
+    for side in sides if len(sides) > 1 else ():
+        most = TRANSPOSE_BLOCK // power_above(side.extent.constant)
+        continued = (a for a in outer if any(s.get(side) is Poly.ONE and s.get(a) is side.extent for s in steps))
+        onward = next(continued, None)
+        if onward is not None and most > 1 and onward not in blocks:
+            blocks[onward] = min(most, power_above(onward.extent.constant))
+    return blocks
 
 
 def _row_blocks(

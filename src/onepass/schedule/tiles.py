@@ -37,7 +37,7 @@ from .builder import Finished, Kept
 from .early_loads import early_loads
 from .online import carry
 from .reuse import mark_reuse
-from .sweeps import Item, NestScheduler
+from .sweeps import Item, NestScheduler, when
 from .tile_layout import TileLayout, choose_tiles
 
 PEELED = 8  # whole blocks from which a sweep's last block, which needs masks, is worth code of its own
@@ -124,6 +124,29 @@ class TileScheduler(NestScheduler):
         else:
             super()._rows(split, items, axes)
 
+    def _point(self, items: list[Item], lane: Poly, counted: bool = True) -> None:
+        """As everywhere; what only the first positions of some axes store, their programs compute after the rest."""
+        first = {k: found for k, i in enumerate(items) if (found := self._first(i))}
+        super()._point([i for k, i in enumerate(items) if k not in first], lane, counted)
+        for k, axes in first.items():
+            with self.builder.block(when(self._at_start(axes))) as scope:
+                scope.rare = True
+                super()._point([items[k]], lane, counted)
+
+    def _first(self, item: Item) -> list[Axis]:
+        """The grid classes of which a store takes the first position alone."""
+        region = item.store.region if item.store is not None else ()
+        return [a for a, low, high in region if not low.terms and high is Poly.ONE and a in self.layout.grid]
+
+    def _at_start(self, axes: list[Axis]) -> Operand:
+        """Whether this program has the first positions of these classes."""
+        condition: Operand | None = None
+        for axis in axes:
+            start = self.starts[axis] if axis in self.starts else self.builder.resolve(axis.poly())
+            condition = self.builder.both(condition, self.builder.compare("lt", start, Poly.ONE))
+        assert condition is not None
+        return condition
+
     # --- sweeps ---
 
     def _sweep(
@@ -165,14 +188,23 @@ class TileScheduler(NestScheduler):
                 limit = (axis.extent - start + step - 1) // step
             within = Poly.of(size) if size % step else Poly.ZERO
         for start, count, whole in spans:
+            if count is Poly.ONE and limit is None and not within.terms:  # no loop: the one around it may run ahead
+                with self.builder.stretch():
+                    self._open_strip(axis, start, (), whole)
+                    self._each(items, then)
+                continue
             loop = Axis(self.builder.name("i"), count)
             inside = (within - loop * step,) if within.terms else ()
             with self.builder.block(self.closer(loop, "sweep", limit)):
                 self._open_strip(axis, start + loop * step, inside, whole)
-                if then is not None:
-                    then(items)
-                else:
-                    self._point(items, self._position)
+                self._each(items, then)
+
+    def _each(self, items: list[Item], then: Callable[[list[Item]], None] | None) -> None:
+        """What one step of a strip does."""
+        if then is not None:
+            then(items)
+        else:
+            self._point(items, self._position)
 
     @property
     def _step(self) -> int:
