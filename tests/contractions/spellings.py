@@ -221,7 +221,7 @@ def mask_of_keys_as_an_added_minimum(q: Tensor, k: Tensor, v: Tensor, keep: Tens
     return (scores(q, k) + mask).softmax(-1) @ v
 
 
-@spelling(heads(1, 2, 130, 16))
+@spelling(heads(1, 2, 130, 32))
 def sliding_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = scores(q, k)
     apart = distance(s)
