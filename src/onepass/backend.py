@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,11 +62,12 @@ def _publish(record: CompileRecord) -> None:
 
 def choose_target(options: Options, graph: GraphModule) -> Target:
     """The target of a graph: the one asked for, else the chip its tensors are on."""
-    if options.target != "auto":
-        return find_target(options.target)
-    if kernel_device(graph) == "cpu":
-        return find_target("cpu")
-    return current_chip()
+    if options.target == "auto":
+        target = find_target("cpu") if kernel_device(graph) == "cpu" else current_chip()
+    else:
+        target = find_target(options.target)
+    rounded = bool(target.products_per_us) and torch.get_float32_matmul_precision() != "highest"
+    return replace(target, rounded_products=True) if rounded else target
 
 
 def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:

@@ -92,9 +92,17 @@ def contract(stores: Iterable[Store]) -> Contraction | Refusal:
 
 def _prepared(value: Expr) -> Expr:
     """The value as a sweep computes it best."""
+    value = rewrite(value, _extreme)
     matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
     value = unrounded(value, frozenset(a for m in matrices for a in m.children))
     return in_base_two(rewrite(positions_apart(value), scale_outside))
+
+
+def _extreme(e: Expr) -> Expr | None:
+    """The value of an argmax or argmin whose position nobody may want: a plain maximum or minimum."""
+    if not isinstance(e, Part) or not isinstance(e.source, Reduce) or e.source.monoid not in ("argmax", "argmin"):
+        return None
+    return Part(Reduce(e.source.monoid[3:], e.source.inputs[:1], e.source.over), 0) if e.index == 0 else None
 
 
 def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> tuple[Axis, Axis] | Refusal:

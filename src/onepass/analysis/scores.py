@@ -3,6 +3,7 @@
 exp(x - max x) = exp2(c x - max(c x)) with c = log2(e), because c is positive; where x is itself a product with a
 constant, c joins that constant, and the difference is one multiply-add. 16-bit scores are not rounded on their way
 from the matrix unit, which gives them in float32. Both rewrites are used inside kernels with matrix products only.
+Scores that may be the lowest number there is (a mask of finfo.min) keep base e: c times that number is -inf.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import math
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Index, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild, rewrite
+from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild, rewrite
 from .factor import same_number
 from .inline import reductions
 
 LOG2E = math.log2(math.e)
 EXACT = 1 << 24  # whole numbers below this are exact in float32
+LARGEST = (2 - 2**-23) * 2.0**127  # finite float32
 
 
 def unrounded(value: Expr, kept: frozenset[Expr]) -> Expr:
@@ -74,7 +76,8 @@ def in_base_two(value: Expr) -> Expr:
 def _rebased(value: Expr, top: Reduce) -> Expr:
     old = Part(top, 0)
     uses = [e for e in postorder([value]) if old in e.children]
-    if not uses or not all(_difference(e, old) is not None for e in uses):
+    differences = [_difference(e, old) for e in uses]
+    if not uses or not all(x is not None and _stays_finite(x) for x in (top.inputs[0], *differences)):
         return value
     exponents = [e for e in postorder([value]) if isinstance(e, Pointwise) and e.op == "exp" and e.args[0] in uses]
     if {e.args[0] for e in exponents} != set(uses):
@@ -99,6 +102,26 @@ def _difference(e: Expr, top: Expr) -> Expr | None:
     if isinstance(e, Pointwise) and e.op == "sub" and e.args[1] is top and e.args[0] is not top:
         return e.args[0]
     return None
+
+
+def _stays_finite(x: Expr, by: float = LOG2E) -> bool:
+    """Whether a finite x times a number is finite, as far as constants and masks from memory tell."""
+    stack = [(x, by)]
+    while stack:
+        e, factor = stack.pop()
+        match e:
+            case Const():
+                if math.isfinite(float(e.value)) and abs(float(e.value) * factor) > LARGEST:
+                    return False
+            case Load() if e.dtype in (DType.BF16, DType.F32, DType.F64):
+                return False
+            case Pointwise(op="where" | "add" | "sub" | "neg" | "widen" | "cast" | "maximum" | "minimum"):
+                stack += [(a, factor) for a in e.args]
+            case Pointwise(op="mul"):
+                for a, b in (e.args, e.args[::-1]):
+                    if isinstance(b, Const):
+                        stack += [(b, factor), (a, factor * float(b.value))]
+    return True
 
 
 def scaled(x: Expr, by: float = LOG2E) -> Expr:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..analysis.access import RANDOM_COST, estimate, numel, storage_bytes
+from ..analysis.access import RANDOM_COST, estimate, load_bytes, numel, storage_bytes
 from ..analysis.contraction import Contraction, contract, operands
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
@@ -26,7 +26,9 @@ from .groups import things
 
 # Of the rate a matmul of the library reaches: attention, a product of matrices as they are, and of computed ones.
 LIBRARY, NESTED, ALONE, COMPUTED = 1.0, 0.75, 0.95, 0.65
-CHEAP_COST, PLACE_COST = 4.0, 24.0  # per element, of what is computed again: from memory, from positions
+# Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
+CHEAP_COST, PLACE_COST = 4.0, 24.0
+UNROUNDED = 0.4  # of the library's rate on float32 operands that no matrix unit takes
 MOST_MEMBERS = 48
 CASTS = ("cast", "narrow", "widen")
 
@@ -105,17 +107,17 @@ class _Chooser:
         last = extern.contraction
         if last is None or last in self.taken:
             return
-        inside = self._between(last)
-        if inside is None:
+        between, firsts = self._between(last)
+        if not firsts:
             return
-        between, firsts = inside
-        members = sorted({*between, *firsts, last}, key=self.order.__getitem__)
+        core = {*between, *firsts, last}
         for tail in self._tails(last):
-            if self._consider((*members, *tail), firsts[0].origin.node, last.origin.node, "chain"):
+            members = self._grown(core, tail, last)
+            if members and self._consider(members, firsts[0].origin.node, last.origin.node, "chain"):
                 return
 
-    def _between(self, last: Define) -> tuple[list[Define], list[Define]] | None:
-        """What lies between earlier products and this one, if nobody else wants any of it."""
+    def _between(self, last: Define) -> tuple[list[Define], list[Define]]:
+        """What lies between earlier products and this one, and those products."""
         depends: dict[Define, bool] = {}
         firsts: dict[Define, None] = {}
         stack = [(d, False) for d in self._sources(last)]
@@ -134,12 +136,7 @@ class _Chooser:
             depends[d] = False
             stack.append((d, True))
             stack.extend((s, False) for s in self._sources(d) if s not in depends)
-        if not firsts:
-            return None
         between = [d for d, yes in depends.items() if yes and d.buffer not in self.product_of]
-        region = {*between, *firsts, last}
-        if any(b.buffer in self.elsewhere or not set(self.readers[b.buffer]) <= region for b in (*between, *firsts)):
-            return None
         return between, list(firsts)
 
     def _sources(self, define: Define) -> list[Define]:
@@ -169,19 +166,41 @@ class _Chooser:
         if last is None or last in self.taken:
             return
         for tail in self._tails(last):
-            beside = self._beside(last, tail)
-            members = (last, *beside, *tail)
             end = tail[-1] if tail else last
-            if (tail or self._again(members)) and self._consider(members, last.origin.node, end.origin.node, "product"):
+            members = self._grown({last}, tail, None if tail else last)
+            if not members or not (tail or self._again(members)):
+                continue
+            if self._consider(members, last.origin.node, end.origin.node, "product"):
                 return
 
-    def _beside(self, last: Define, tail: tuple[Define, ...]) -> list[Define]:
-        """Other products that what follows this one reads, and nobody else."""
-        found = [d for t in tail for d in self._sources(t) if d.buffer in self.product_of and d is not last]
-        return [
-            d for d in dict.fromkeys(found)
-            if d not in self.taken and d.buffer not in self.elsewhere and set(self.readers[d.buffer]) <= set(tail)
-        ]  # fmt: skip
+    def _grown(self, core: set[Define], tail: tuple[Define, ...], last: Define | None) -> tuple[Define, ...]:
+        """Core and tail in order, with what only they want; () if anybody else wants a value that stays inside.
+
+        Beside the tail that is any point-wise value, since it is computed once for each element of the result; what
+        is made of the core (the sum of the weights) in any case. Without a `last` product others may join, too.
+        """
+        members, late = {*core, *tail}, set(tail)
+        waiting = [d for m in members for d in self._neighbours(m)]
+        while waiting and len(members) <= MOST_MEMBERS:
+            d = waiting.pop()
+            readers = set(self.readers.get(d.buffer, ()))
+            if d in members or d in self.taken or d.buffer in self.elsewhere or not readers <= members:
+                continue
+            is_product = d.buffer in self.product_of
+            made = not is_product and any(s in core and s is not last for s in self._sources(d))
+            beside = readers <= late and (last is None if is_product else not reductions([d.value]))
+            if readers and (made or beside):
+                members.add(d)
+                late |= {d} if beside and not is_product else set()
+                waiting += self._neighbours(d)
+        result = tail[-1] if tail else last
+        escaping = (d for d in members if d is not result)
+        if any(d.buffer in self.elsewhere or not set(self.readers.get(d.buffer, ())) <= members for d in escaping):
+            return ()
+        return (*sorted(members - {result}, key=self.order.__getitem__), result) if result is not None else ()
+
+    def _neighbours(self, define: Define) -> list[Define]:
+        return [*self._sources(define), *self.readers.get(define.buffer, ())]
 
     # --- the answer ---
 
@@ -241,12 +260,13 @@ class _Chooser:
                 chain.update(fresh)
                 stack.extend(fresh)
             made = {d.buffer for d in chain}
-            read = {b for d in chain for b in loaded(d.value)} - made
+            read = {e for d in chain for e in postorder([d.value]) if isinstance(e, Load) and e.buffer not in made}
             whole = not any(d.buffer in self.product_of or reductions([d.value]) for d in chain)
             cost = sum(_cost(d.value) for d in chain)
-            moved = sum(storage_bytes(b) for b in read)
-            own = storage_bytes(define.buffer)
-            cheap = cost <= (CHEAP_COST if 16 * moved > own else PLACE_COST) and moved <= 2 * own
+            moved, own = sum(load_bytes(e) for e in read), storage_bytes(define.buffer)
+            row = any(n.constant == 1 for n in define.buffer.shape[-2:])
+            most, wider = (PLACE_COST if row or 16 * moved <= own else CHEAP_COST), 8 if row else 2
+            cheap = cost <= most and moved <= wider * own
             self.cheap[define] = whole and len(chain) <= MOST_MEMBERS and cheap
         return self.cheap[define]
 
@@ -261,6 +281,8 @@ class _Chooser:
         work = sum(_points(e) for e in postorder(values) if isinstance(e, Pointwise | Random) and e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
+        if not self.target.rounded_products and any(operands(r)[0].dtype is DType.F32 for r in found):  # type: ignore[index]
+            rate *= UNROUNDED
         unit, rest = products / (rate * self._rate(values)), predict_us(moved, work, 1, self.target)
         return max(unit, rest) + 0.1 * min(unit, rest)
 

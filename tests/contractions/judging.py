@@ -1,0 +1,47 @@
+"""Is a program with matrix products right, and is it the kernel it should be?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import onepass
+from tests.checking import compare_tensor, fresh, tensors_of, to_float64
+
+INTERPRETED = {"target": "triton-interpret", "strict": True, "cache": False}
+FREE = {"strict": True, "cache": False}
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")
+
+
+def interpreted(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """The function as the kernels of a GPU compute it, run in an interpreter."""
+    compiled: Callable[..., Any] = torch.compile(function, backend="onepass", options=INTERPRETED, **settings)
+    return compiled
+
+
+def judge(run: Callable[..., Any], function: Callable[..., Any], *arguments: Tensor) -> None:
+    """Raise where a run of the function differs from float64 by more than twice eager's own largest error.
+
+    Sums of products cancel: an element of eager that happens to be exact says nothing about the next.
+    """
+    ours, eager = (tensors_of(f(*fresh(arguments))) for f in (run, function))
+    reference = tensors_of(function(*map(to_float64, arguments)))
+    assert len(ours) == len(eager)
+    for k, (mine, theirs, exact) in enumerate(zip(ours, eager, reference, strict=True)):
+        errors = (theirs.detach().double() - exact.detach().double()).abs().nan_to_num(0, 0, 0)
+        largest = float(errors.max()) if errors.numel() else 0.0
+        compare_tensor(f"output {k}", mine, theirs, exact, absolute=2 * largest)
+
+
+def explained(function: Callable[..., Any], *arguments: Tensor, target: str = "sm_90") -> onepass.Explanation:
+    """The program's kernels for a chip, as inference."""
+    with torch.no_grad():
+        return onepass.explain(function, *arguments, target=target, options=FREE)
+
+
+def products_left(explanation: onepass.Explanation) -> list[str]:
+    """Matrix products that the library computes."""
+    return [e.op for e in explanation.externs if e.op.split(".")[1] in PRODUCTS]

@@ -1,0 +1,244 @@
+"""Attention from plain math: one kernel whatever the spelling, right values whatever the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.contractions.judging import explained, interpreted, judge, products_left
+from tests.contractions.spellings import NEAR_MISSES, SPELLINGS, distance, half, heads, lower, scores
+
+pytest.importorskip("triton")
+INFINITY, NAN = float("inf"), float("nan")
+plain, causal = (SPELLINGS[name].function for name in ("scale_after_divided", "causal_by_masked_fill"))
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_one_kernel(name: str) -> None:
+    spelling = SPELLINGS[name]
+    e = explained(spelling.function, *spelling.arguments())
+    assert [len(g.kernels) for g in e.graphs] == [1] and not products_left(e), [d.reason for d in e.rejected]
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_values(name: str) -> None:
+    spelling = SPELLINGS[name]
+    judge(interpreted(spelling.function), spelling.function, *spelling.arguments())
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses(name: str) -> None:
+    spelling = NEAR_MISSES[name]
+    judge(interpreted(spelling.function), spelling.function, *spelling.arguments())
+
+
+# --- masks that leave rows or blocks empty ---
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return scores(q, k).masked_fill(mask, -INFINITY).softmax(-1) @ v
+
+
+def masked_by_the_minimum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    s = scores(q, k)
+    return s.masked_fill(mask, torch.finfo(s.dtype).min).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("function", [masked, masked_by_the_minimum])
+def test_fully_masked_rows(function: Callable[..., Tensor]) -> None:
+    """-inf everywhere gives NaN; the smallest number everywhere gives the mean of the values."""
+    mask = torch.rand(70, 70) < 0.3
+    mask[3] = mask[60:] = True
+    judge(interpreted(function), function, *half(), mask)
+
+
+@pytest.mark.parametrize("worst", [-INFINITY, torch.finfo(torch.float16).min])
+def test_fully_masked_rows_by_position(worst: float) -> None:
+    """The bound of a sweep must not skip blocks where masked scores still count."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = scores(q, k)
+        return s.masked_fill(distance(s) < 5, worst).softmax(-1) @ v
+
+    judge(interpreted(function), function, *heads(1, 1, 150, 16)())
+
+
+def test_a_row_masked_by_the_minimum_sees_every_key() -> None:
+    """Keys beyond the causal line are as good as those before it where all scores are the smallest number."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = scores(q, k).float()
+        worst = torch.finfo(torch.float32).min
+        hidden = torch.where(torch.arange(s.shape[-1]) < 100, worst, s)
+        return torch.where(distance(s) >= 0, hidden, worst).softmax(-1).to(v.dtype) @ v
+
+    judge(interpreted(function), function, *heads(1, 1, 150, 16)())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["multiplied", "loaded"])
+def test_added_minimum_of_a_wide_type(dtype: torch.dtype, form: str) -> None:
+    """The lowest number added to all scores of a row: weights are equal, not NaN. Left-padded batches are like that."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        s = scores(q, k)
+        if form == "multiplied":
+            mask = (1.0 - mask.to(q.dtype)) * torch.finfo(dtype).min
+        return (s + mask).softmax(-1) @ v
+
+    keep = lower(torch.empty(70, 70)) & (torch.arange(70) >= 10)
+    worst = torch.finfo(dtype).min
+    mask = keep.long() if form == "multiplied" else torch.where(keep, 0.0, worst).to(dtype)
+    judge(interpreted(function), function, *heads(1, 1, 70, 16, dtype=dtype)(), mask)
+
+
+def test_first_blocks_masked_by_position() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = scores(q, k)
+        return s.masked_fill(distance(s) > 0, -INFINITY).softmax(-1) @ v
+
+    judge(interpreted(function), function, *heads(1, 1, 200, 16)())
+
+
+def test_first_blocks_masked_by_loaded_values() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        return scores(q, k).masked_fill(~keep, -INFINITY).softmax(-1) @ v
+
+    judge(interpreted(function), function, *heads(1, 1, 200, 16)(), torch.arange(200) > 150)
+
+
+def test_dilated_causal_mask() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        apart = distance(scores(q, k))
+        return torch.where((apart >= 0) & (apart % 3 == 0), scores(q, k), -INFINITY).softmax(-1) @ v
+
+    judge(interpreted(function), function, *heads(1, 1, 150, 16)())
+
+
+def test_causal_by_blocks() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        block = torch.arange(k.shape[-2]) // 50
+        return torch.where(block[:, None] >= block, scores(q, k), -INFINITY).softmax(-1) @ v
+
+    judge(interpreted(function), function, *heads(1, 1, 150, 16)())
+
+
+@pytest.mark.parametrize("shape", [(70, 70), (1, 1, 1, 70), (1, 2, 1, 70), (1, 1, 70, 1), (70,)])
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_masks_broadcast(shape: tuple[int, ...], kind: str) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        s = scores(q, k)
+        return (s.masked_fill(mask, -INFINITY) if mask.dtype is torch.bool else s + mask).softmax(-1) @ v
+
+    mask = torch.rand(shape) < 0.3 if kind == "bool" else torch.randn(shape).half()
+    judge(interpreted(function), function, *heads(1, 2, 70, 16)(), mask)
+
+
+# --- odd numbers ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_huge_scores(dtype: torch.dtype) -> None:
+    """Scores of 1e4 and beyond: one key has all the weight; float16 overflows, and eager is NaN there."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (scores(q, k) * 1e4).softmax(-1) @ v
+
+    judge(interpreted(function), function, *heads(1, 2, 70, 16, dtype=dtype)())
+
+
+@pytest.mark.parametrize("odd", [NAN, INFINITY, -INFINITY])
+@pytest.mark.parametrize("which", range(3))
+def test_odd_numbers_in_inputs(odd: float, which: int) -> None:
+    arguments = half()
+    arguments[which][0, 0, 33, 3] = odd
+    judge(interpreted(plain), plain, *arguments)
+
+
+@pytest.mark.parametrize("which", range(2))
+def test_nan_behind_a_causal_mask(which: int) -> None:
+    arguments = heads(1, 1, 150, 16)()
+    arguments[which][0, 0, 140, 3] = NAN
+    judge(interpreted(causal), causal, *arguments)
+
+
+# --- sizes ---
+
+
+@pytest.mark.parametrize(("n", "keys"), [(1, 1), (1, 70), (37, 1), (2, 2), (17, 3), (0, 5), (5, 0)])
+def test_short_rows(n: int, keys: int) -> None:
+    judge(interpreted(plain), plain, *heads(1, 2, n, 16, keys=keys)())
+
+
+@pytest.mark.parametrize("outer", [(0, 2), (2, 0), (3,), ()])
+def test_batches(outer: tuple[int, ...]) -> None:
+    judge(interpreted(causal), causal, *heads(*outer, 37, 16)())
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 40, 320])
+def test_head_sizes(size: int) -> None:
+    judge(interpreted(plain), plain, *heads(1, 1, 37, size)())
+
+
+def test_double_precision_stays_with_the_library() -> None:
+    judge(interpreted(plain), plain, *heads(1, 2, 37, 16, dtype=torch.float64)())
+
+
+@pytest.mark.parametrize("name", ["causal_by_masked_fill", "grouped_heads_by_repeat", "alibi"])
+def test_dynamic_sizes(name: str) -> None:
+    """One compilation for several lengths."""
+    spelling = SPELLINGS[name]
+    run = interpreted(spelling.function, dynamic=True)
+    for n in (70, 37):
+        arguments = [_resized(x, n) for x in spelling.arguments()]
+        judge(run, spelling.function, *arguments)
+
+
+def _resized(x: Tensor, n: int) -> Tensor:
+    """The same kind of tensor with n positions where it had 70 or 37."""
+    shape = [n if size in (37, 70) else size for size in x.shape]
+    return torch.rand(shape) < 0.7 if x.dtype is torch.bool else torch.randn(shape).to(x.dtype)
+
+
+# --- dropout, gradients ---
+
+
+def test_dropout_of_the_weights() -> None:
+    """With the identity as values the kernel gives its weights: a fifth is gone, the others are scaled."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout(scores(q, k).softmax(-1), 0.2) @ v
+
+    q, k, _ = heads(1, 1, 70, 16)()
+    values = torch.eye(70).half().expand(1, 1, 70, 70)
+    e = explained(function, q, k, values)
+    assert len(e.kernels) == 1 and not products_left(e)
+    weights = interpreted(function)(q, k, values)
+    alive = weights != 0
+    assert 0.17 < 1 - alive.float().mean().item() < 0.23
+    expected = torch.where(alive, plain(q, k, values) / 0.8, 0)
+    assert torch.allclose(weights, expected, rtol=4e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_training(rate: float) -> None:
+    """Forward and backward: the scores may be wanted by backward, values and gradients are right."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = scores(q, k)
+        weights = s.masked_fill(~lower(s), -INFINITY).softmax(-1)
+        return (F.dropout(weights, rate) if rate else weights) @ v
+
+    q, k, v = (x.requires_grad_() for x in heads(1, 1, 19, 16, dtype=torch.float32)())
+    out = interpreted(function)(q, k, v)
+    ours = torch.autograd.grad(out.sum(), (q, k, v))
+    assert all(bool(g.isfinite().all()) for g in ours)
+    if not rate:
+        expected = function(q, k, v)
+        theirs = torch.autograd.grad(expected.sum(), (q, k, v))
+        for mine, other in zip((out, *ours), (expected, *theirs), strict=True):
+            assert torch.allclose(mine, other, rtol=1e-4, atol=1e-5)
