@@ -378,6 +378,8 @@ class _Emitter(Emitter):
             stop = f"min({stop}, {self.poly(bound)})"
         for bound in s.after:
             start = f"max({start}, {self.poly(bound)})"
+        if self.kernel.wide:  # a loop counts in 32 bits whatever its bounds are computed in
+            start, stop = (t if t.isdigit() else f"tl.cast({t}, tl.int32)" for t in (start, stop))
         name = s.axis.name
         stages = (
             f", num_stages={self.kernel.stages}"

@@ -30,7 +30,7 @@ def adjusted(
     most = PROGRAM_THREADS // target.warp
     warps = max(1, min(most, _doubled(layout.warps, adjustment.warps)))
     lanes = layout.lanes
-    if lanes > 1:
+    if lanes > 1 and layout.pieces == 1:  # pieces make up a row together
         lanes = max(2, min(_most_lanes(layout, nest, chunks), _doubled(lanes, adjustment.lanes)))
     blocks = _adjusted_blocks(layout, nest, chunks, adjustment.block)
     stages = layout.stages
