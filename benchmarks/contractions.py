@@ -243,7 +243,8 @@ def _products(weights: slice) -> Callable[[Arguments], float]:
 
 def _block_flops(arguments: Arguments) -> float:
     batch, rows, width = arguments[0].shape
-    return _products(slice(2, None))(arguments) + 2.0 * batch * width * rows * (rows + 1)
+    attention: float = 2.0 * batch * width * rows * (rows + 1)
+    return _products(slice(2, None))(arguments) + attention
 
 
 def _some_heads(arguments: Arguments) -> Arguments:
