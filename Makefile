@@ -3,6 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 WORKERS ?= 2
+SET ?= memory
 N ?= 5000
 SEED ?= 0
 
@@ -22,6 +23,7 @@ help:
 	@echo "make fuzz     N=5000 random programs from SEED=0 (resumes where it stopped)"
 	@echo "make opdb     every sample of torch's operator database (resumes where it stopped)"
 	@echo "make bench    speed beside eager, Inductor, XLA and hand-written kernels, on the GPU if there is one"
+	@echo "              SET=contractions: attention and matmuls beside SDPA, flex_attention and cuBLAS, on a GPU"
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -75,7 +77,7 @@ opdb: $(STAMP)
 	$(BIN)/python -m tests.opdb --workers $(WORKERS)
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --set $(SET)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache

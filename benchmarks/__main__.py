@@ -2,7 +2,8 @@
 
 One process on one device measures all systems in interleaved rounds and checks every value; the floor of a
 workload is its fewest bytes and FLOPs at the copy bandwidth and matmul rate of the same run. Compile times
-come from fresh processes with empty, then filled, caches.
+come from fresh processes with empty, then filled, caches. `--set contractions` measures attention, matmuls with
+neighbours and a transformer block instead, beside SDPA, flex_attention and cuBLAS.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from .compile_time import compile_times
 from .measure import forget, measure
 from .plots import floor_plot, roofline_plot
 from .report import markdown
-from .sets import select
+from .sets import MEMORY, SETS, select
 from .sweep import run_sweep
-from .systems import SYSTEMS, TORCH_SYSTEMS, facts, missing, result_name, same_environment
+from .systems import TORCH_SYSTEMS, facts, missing, result_name, same_environment
 
-ROUNDS = {"cpu": 9, "cuda": 30}
 QUICK_SCALE, QUICK_ROUNDS = 1 / 64, 3
 RESULTS = Path(__file__).parent / "results"
 
@@ -35,17 +35,24 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__.splitlines()[0] if __doc__ else "")
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=here, help=f"here: {here}")
+    parser.add_argument("--set", choices=tuple(SETS), default=MEMORY, help=f"which workloads; {MEMORY} unless given")
     parser.add_argument("--only", default="", help="words of workload names, separated by ';'")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"of {', '.join(SYSTEMS)}")
+    for_help = "; ".join(f"{name}: of {', '.join(s.available)}" for name, s in SETS.items())
+    parser.add_argument("--systems", help=for_help)
     parser.add_argument("--quick", action="store_true", help="small sizes, 3 rounds: does it work, not how fast")
-    parser.add_argument("--rounds", type=int, help="timed rounds; 9 on the CPU, 30 on a GPU")
+    parser.add_argument("--rounds", type=int, help="timed rounds; 9 on the CPU, 30 on a GPU, contractions 12")
     parser.add_argument("--no-compile-time", action="store_true", help="skip the fresh-process measurements")
     parser.add_argument("--sweep", action="store_true", help="60 odd shapes beside Inductor instead of the workloads")
     parser.add_argument("--out", type=Path, help="folder for the results; a partial run writes none without it")
     arguments = parser.parse_args()
-    arguments.systems = list(dict.fromkeys(arguments.systems.split(",")))
-    if unknown := set(arguments.systems) - set(SYSTEMS):
-        parser.error(f"unknown systems {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
+    chosen = SETS[arguments.set]
+    arguments.systems = list(dict.fromkeys(arguments.systems.split(",") if arguments.systems else chosen.systems))
+    if unknown := set(arguments.systems) - set(chosen.available):
+        parser.error(f"unknown systems {', '.join(sorted(unknown))}; there are {', '.join(chosen.available)}")
+    if arguments.set != MEMORY and arguments.sweep:
+        parser.error("--sweep has shapes of its own and takes no --set")
+    if arguments.set == "contractions" and arguments.device == "cpu" and not arguments.quick:
+        parser.error("the contractions are measured on a GPU; on the CPU --quick shows that they work")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
     if arguments.rounds is not None and arguments.rounds < 1:
@@ -64,7 +71,8 @@ def _start(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "facts": facts(device),
         "device": device,
-        "rounds": arguments.rounds or (QUICK_ROUNDS if quick else ROUNDS[device]),
+        "set": arguments.set,
+        "rounds": arguments.rounds or (QUICK_ROUNDS if quick else SETS[arguments.set].rounds[device]),
         "scale": QUICK_SCALE if quick else 1.0,
         "ceilings": timing.ceilings(device, quick),
     }
@@ -72,7 +80,7 @@ def _start(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every workload by every system that is here."""
-    device, workloads = arguments.device, select(arguments.device, arguments.only)
+    device, workloads = arguments.device, select(arguments.device, arguments.only, arguments.set)
     result = _start(arguments)
     absent = {system: reason for system in arguments.systems if (reason := missing(system, device))}
     systems = [system for system in arguments.systems if system not in absent]
@@ -80,7 +88,9 @@ def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
     for system, reason in absent.items():
         _say(f"{system} is not measured: {reason}")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
-        if device == "cuda" and not arguments.only:  # before any profile, which makes launches dearer
+        if (
+            device == "cuda" and SETS[arguments.set].processes and not arguments.only
+        ):  # before any profile, which makes launches dearer
             result["host"], result["host_problems"] = timing.host_cost([s for s in systems if s in TORCH_SYSTEMS])
             forget(device)
         for number, workload in enumerate(workloads, 1):
@@ -129,13 +139,16 @@ def main() -> int:
         files = {f"{name}-sweep.json": json.dumps(result, indent=1), f"{name}-sweep.md": text}
         partial, rows = arguments.quick or arguments.only, result["cases"]
     else:
+        chosen = SETS[arguments.set]
+        name += "" if arguments.set == MEMORY else f"-{arguments.set}"
         result = run_workloads(arguments)
-        if not arguments.no_compile_time:
+        if chosen.processes and not arguments.no_compile_time:
             _write(arguments.out, _files(name, result))  # what is there, should the rest be cut short
             run_compile_times(arguments, result)
         files, rows = _files(name, result), result["workloads"]
         text = files[f"{name}.md"]
-        partial = arguments.quick or arguments.only or arguments.no_compile_time or arguments.systems != list(SYSTEMS)
+        partial = arguments.quick or arguments.only or arguments.systems != list(chosen.systems)
+        partial = partial or (chosen.processes and arguments.no_compile_time)
     print(text)
     _write(arguments.out or (None if partial else RESULTS), files)
     return 1 if any(row["problems"] for row in rows.values()) else 0

@@ -15,6 +15,10 @@ COLOURS = {
     "inductor-max": "#e69f00",
     "xla": "#0072b2",
     "hand": "#cc79a7",
+    "sdpa-cudnn": "#0072b2",
+    "sdpa-flash": "#56b4e9",
+    "flex": "#cc79a7",
+    "cublas": "#f0e442",
     "onepass": "#009e73",
 }
 _ROW, _LEFT, _RIGHT, _TOP, _WIDTH = 22, 300, 30, 60, 900
@@ -102,8 +106,9 @@ def roofline_plot(result: dict[str, Any]) -> str:
 
 def _legend(systems: list[str], left: float) -> list[str]:
     shapes = []
+    step = min(105.0, (_WIDTH + _RIGHT - left) / max(1, len(systems)))
     for number, system in enumerate(systems):
-        x = left + 105 * number
+        x = left + step * number
         shapes += [_dot(x + 6, 42, system, system), _text(x + 16, 46, system, "start")]
     return shapes
 

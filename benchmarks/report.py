@@ -6,13 +6,17 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-OTHERS = ("inductor", "inductor-max", "eager", "xla", "hand")
+from .systems import CEILING
+
+OTHERS = ("inductor", "inductor-max", "eager", "xla", "hand", "sdpa-cudnn", "sdpa-flash", "flex")
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The whole report of one run."""
     title = "# CPU speed" if result["device"] == "cpu" else "# GPU speed"
-    parts = [facts_lines(result), _method(result), _speed(result), _launches(result), _compile(result)]
+    title += f", {result['set']}" if result["set"] != "memory" else ""
+    parts = [facts_lines(result), _method(result), _speed(result), _launches(result)]
+    parts.append(_compile(result) if result["set"] == "memory" else _first_calls(result))
     return "\n\n".join([title, *("\n".join(part) for part in parts if part)])
 
 
@@ -81,7 +85,25 @@ def _method(result: dict[str, Any]) -> list[str]:
         )
     floor = f" Floor = max(fewest bytes / bandwidth, fewest FLOPs / rate): {ceilings_text(result)}."
     absent = [f"\nNot measured, {system}: {reason}." for system, reason in result["missing"].items()]
-    return [how + floor + quick_text(result), *absent]
+    return [how + floor + quick_text(result), *_libraries_text(result), *absent]
+
+
+def _libraries_text(result: dict[str, Any]) -> list[str]:
+    """What the contractions are and what stands beside them."""
+    if result["set"] != "contractions":
+        return []
+    text = (
+        "In bfloat16. Attention is plain math over 4 x 16 heads of 4096 x 128 unless the name says otherwise. FLOPs "
+        "are those of the matrix products, of masked ones only the part inside. SDPA and flex_attention compute the "
+        "same; what stands around them is compiled by Inductor. A sample of the values is checked against a wide type, "
+        "all against eager."
+    )
+    if CEILING in result["systems"]:
+        text += (
+            f" {CEILING}*: the bare matmuls without their neighbours, int8 operands dequantised and weights joined "
+            "before: not the same work, a ceiling and not a competitor."
+        )
+    return ["", text]
 
 
 def _ms(seconds: float, device: str) -> str:
@@ -108,7 +130,8 @@ def _speed(result: dict[str, Any]) -> list[str]:
         row.append(f"{seconds[last] / floor:.2f}" if last in seconds else "")
         row += [f"{seconds[o] / seconds[last]:.2f}" if o in seconds and last in seconds else "" for o in others]
         rows.append(row)
-    head = ["workload", "floor ms", *(f"{s} ms" for s in systems), f"{last} / floor", *(f"over {o}" for o in others)]
+    shown = [f"{s}*" if s == CEILING else s for s in systems]
+    head = ["workload", "floor ms", *(f"{s} ms" for s in shown), f"{last} / floor", *(f"over {o}" for o in others)]
     lines = table(head, rows)
     for other in others:
         lines += ["", _summary(result, other)]
@@ -161,6 +184,16 @@ def _launches(result: dict[str, Any]) -> list[str]:
         lines += ["", f"Host time per call, {label}: {shown}."]
     lines += [f"\n**Host time, {which}: {text}**" for which, text in result.get("host_problems", {}).items()]
     return lines
+
+
+def _first_calls(result: dict[str, Any]) -> list[str]:
+    """What the first calls took, where no fresh processes measured compile times."""
+    totals: dict[str, list[float]] = {}
+    for workload in result["workloads"].values():
+        for system, seconds in workload["first_call_seconds"].items():
+            totals.setdefault(system, []).append(seconds)
+    shown = ", ".join(f"{s} {sum(totals[s]):.1f} s ({len(totals[s])})" for s in result["systems"] if s in totals)
+    return [f"First calls, which compile, of all workloads that a system ran (how many): {shown}."] if shown else []
 
 
 def _compile(result: dict[str, Any]) -> list[str]:

@@ -1,13 +1,16 @@
-"""The workloads of each device: on the CPU every one has an input of 64 MiB or more."""
+"""The workloads of each set and device. On the CPU every memory-bound one has an input of 64 MiB or more."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import functions as f
+from .contractions import CONTRACTIONS
+from .systems import LIBRARIES, SYSTEMS
 from .workloads import Arguments, Workload
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -137,13 +140,36 @@ GPU: tuple[Workload, ...] = (
     Workload("relu(a+b), sigmoid(a*c) 8192^2", f.two_outputs, _sized(8192, 8192, 3), 4, jax="two_outputs"),
 )  # fmt: skip
 
-SETS = {"cpu": CPU, "cuda": GPU}
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Workloads per device; the systems measured unless others are asked for, and those that can be asked for.
+
+    `processes`: host time per call and compile times of fresh processes are measured too.
+    """
+
+    workloads: dict[str, tuple[Workload, ...]]
+    systems: tuple[str, ...]
+    available: tuple[str, ...]
+    rounds: dict[str, int]
+    processes: bool
 
 
-def select(device: str, only: str) -> list[Workload]:
+MEMORY = "memory"
+SETS = {
+    MEMORY: Set({"cpu": CPU, "cuda": GPU}, SYSTEMS, SYSTEMS, {"cpu": 9, "cuda": 30}, processes=True),
+    # on the CPU only in quick runs; autotuning takes minutes
+    "contractions": Set(
+        {"cpu": CONTRACTIONS, "cuda": CONTRACTIONS}, ("eager", "inductor", *LIBRARIES, "onepass"),
+        ("eager", "inductor", "inductor-max", *LIBRARIES, "onepass"), {"cpu": 3, "cuda": 12}, processes=False,
+    ),
+}  # fmt: skip
+
+
+def select(device: str, only: str, name: str = MEMORY) -> list[Workload]:
     """Workloads whose name contains one of the semicolon-separated words; all if there are none."""
-    words = [word.strip().lower() for word in only.split(";") if word.strip()]
-    chosen = [w for w in SETS[device] if not words or any(word in w.name.lower() for word in words)]
+    words, there = [word.strip().lower() for word in only.split(";") if word.strip()], SETS[name].workloads[device]
+    chosen = [w for w in there if not words or any(word in w.name.lower() for word in words)]
     if not chosen:
-        raise SystemExit(f"no workload matches {only!r}; there are: {'; '.join(w.name for w in SETS[device])}")
+        raise SystemExit(f"no workload matches {only!r}; there are: {'; '.join(w.name for w in there)}")
     return chosen

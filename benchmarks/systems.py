@@ -21,6 +21,8 @@ from torch import Tensor
 from .workloads import Prepared, Workload, is_float
 
 SYSTEMS = ("eager", "inductor", "inductor-max", "xla", "hand", "onepass")
+LIBRARIES = ("sdpa-cudnn", "sdpa-flash", "flex", "cublas")  # what a workload asks of them is in libraries.py
+CEILING = "cublas"  # the bare matmuls: less work, values of its own
 TORCH_SYSTEMS = ("eager", "inductor", "inductor-max", "onepass")
 
 # Freed pages go back to the process, not to the kernel: otherwise page faults of fresh outputs
@@ -84,6 +86,8 @@ def runner(system: str, prepared: Prepared) -> Runner:
         from . import hand
 
         function = getattr(hand, prepared.workload.hand)
+    elif system in LIBRARIES:
+        function = prepared.workload.libraries[system](prepared.arguments)
     else:
         function = compiled(system, prepared.workload.function)
 
@@ -146,6 +150,8 @@ def _to_jax(value: Any) -> Any:
 
 def missing(system: str, device: str) -> str:
     """Why a system cannot run on this device at all; empty if it can."""
+    if system in LIBRARIES:
+        return "" if device == "cuda" else "it is a library for GPUs"
     if system == "hand":
         if device != "cuda":
             return "the hand-written kernels need a GPU"
@@ -167,6 +173,8 @@ def skipped(system: str, workload: Workload) -> str:
         return "not written in JAX"
     if system == "hand" and not workload.hand:
         return "no kernel written by hand"
+    if system in LIBRARIES and system not in workload.libraries:
+        return "no call of this library"
     return ""
 
 

@@ -239,7 +239,7 @@ def test_a_gpu_run_from_end_to_end_on_a_stand_in(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     arguments = SimpleNamespace(
         device="cuda", only="softmax", systems=["eager", "hand"], quick=True, rounds=None, no_compile_time=True,
-        sweep=False, out=tmp_path,
+        sweep=False, out=tmp_path, set="memory",
     )  # fmt: skip
     monkeypatch.setattr(command, "_arguments", lambda: arguments)
     monkeypatch.setattr(command, "missing", lambda system, device: "")
@@ -290,6 +290,7 @@ def _result(device: str = "cpu") -> dict[str, Any]:
     return {
         "facts": {**facts, "device": "A <chip>", "device_memory_gib": 9, "environment": {}, "huge_pages": "never"},
         "device": device,
+        "set": "memory",
         "rounds": 9,
         "scale": 1.0,
         "systems": list(systems.SYSTEMS),
