@@ -24,8 +24,8 @@ from ..ir.target import Target
 from .cost import predict_us
 from .groups import things
 
-# Of the rate a matmul of the library reaches: attention, a product of matrices as they are, and of computed ones.
-LIBRARY, NESTED, ALONE, COMPUTED = 1.0, 0.75, 0.95, 0.65
+# Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones.
+LIBRARY, NESTED, ALONE, FEW, COMPUTED = 1.0, 0.75, 0.95, 0.8, 0.65
 # Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
 CHEAP_COST, PLACE_COST = 4.0, 24.0
 UNROUNDED = 0.4  # of the library's rate on float32 operands that no matrix unit takes
@@ -107,20 +107,19 @@ class _Chooser:
         last = extern.contraction
         if last is None or last in self.taken:
             return
-        between, firsts = self._between(last)
-        if not firsts:
-            return
-        core = {*between, *firsts, last}
-        for tail in self._tails(last):
-            members = self._grown(core, tail, last)
-            if members and self._consider(members, firsts[0].origin.node, last.origin.node, "chain"):
-                return
+        for source in self._sources(last):  # one matrix of the later product comes from the earlier ones
+            between, firsts = self._between(source)
+            core = {*between, *firsts, last}
+            for tail in self._tails(last) if firsts else []:
+                members = self._grown(core, tail, last)
+                if members and self._consider(members, firsts[0].origin.node, last.origin.node, "chain"):
+                    return
 
-    def _between(self, last: Define) -> tuple[list[Define], list[Define]]:
-        """What lies between earlier products and this one, and those products."""
+    def _between(self, source: Define) -> tuple[list[Define], list[Define]]:
+        """What lies between earlier products and a matrix, itself included, and those products."""
         depends: dict[Define, bool] = {}
         firsts: dict[Define, None] = {}
-        stack = [(d, False) for d in self._sources(last)]
+        stack = [(source, False)]
         while stack:
             d, ready = stack.pop()
             if d in depends and not ready:
@@ -256,12 +255,13 @@ class _Chooser:
         if define not in self.cheap:
             chain, stack = {define}, [define]
             while stack and len(chain) <= MOST_MEMBERS:
-                fresh = [d for d in self._sources(stack.pop()) if d not in chain]
+                found = (d for d in self._sources(stack.pop()) if d.buffer not in self.product_of)
+                fresh = [d for d in found if d not in chain]
                 chain.update(fresh)
                 stack.extend(fresh)
             made = {d.buffer for d in chain}
             read = {e for d in chain for e in postorder([d.value]) if isinstance(e, Load) and e.buffer not in made}
-            whole = not any(d.buffer in self.product_of or reductions([d.value]) for d in chain)
+            whole = define.buffer not in self.product_of and not any(reductions([d.value]) for d in chain)
             cost = sum(_cost(d.value) for d in chain)
             moved, own = sum(load_bytes(e) for e in read), storage_bytes(define.buffer)
             row = any(n.constant == 1 for n in define.buffer.shape[-2:])
@@ -277,7 +277,9 @@ class _Chooser:
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
         products = sum(self._products(r) for r in found)
         plain = all(isinstance(side, Load) for r in found for side in operands(r) or ())
-        rate = NESTED if c.inner else ALONE if plain and self.target.descriptors else COMPUTED
+        tiles = numel(c.grid) * -(-estimate(c.rows.extent) // 128) * -(-estimate(c.columns.extent) // 128)
+        large = tiles >= 4 * self.target.processors
+        rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
         work = sum(_points(e) for e in postorder(values) if isinstance(e, Pointwise | Random) and e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)

@@ -13,7 +13,7 @@ from ..analysis.contraction import LEAST_TILE, Contraction
 from ..ir.poly import Axis
 from ..ir.target import Target
 
-RESERVED = 4096  # bytes of shared memory for what reductions exchange
+RESERVED = 2048  # bytes of shared memory for what reductions exchange
 FEW_ROWS = 32
 GROUPED = 8  # tiles of rows that run beside each other, so that the other matrix is still in cache
 
@@ -40,7 +40,7 @@ def choose_product_tiles(
     tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target)
     for _ in range(candidate):
         tiles = _smaller(tiles, nested=bool(c.inner))
-    return _fitting(tiles, c, width, target)
+    return _fitting(tiles, c, width, products, target)
 
 
 def _lanes(axis: Axis, most: int) -> int:
@@ -99,14 +99,16 @@ def _smaller(tiles: Tiles, nested: bool) -> Tiles:
     return replace(tiles, columns=max(LEAST_TILE, tiles.columns // 2))
 
 
-def _fitting(tiles: Tiles, c: Contraction, width: int, target: Target) -> Tiles:
+def _fitting(tiles: Tiles, c: Contraction, width: int, products: int, target: Target) -> Tiles:
     """What a program keeps in shared memory fits there."""
     inner = sum(_lanes(a, 1 << 30) for a in c.inner)
 
     def needed(t: Tiles) -> int:
         if c.inner:
             return width * (t.rows * inner + t.stages * t.step * (inner + t.columns))
-        return width * t.stages * t.step * (t.rows + t.columns)
+        widest = max(s.buffer.dtype.bytes for s in c.nest.stores)
+        stored = widest * t.rows * t.columns if t.resident else 0  # a tile leaves by shared memory
+        return width * t.stages * t.step * (t.rows + t.columns * products) + stored
 
     while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
         tiles = replace(tiles, stages=tiles.stages - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..analysis.access import numel
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
 from ..ir.kernel import Accumulator, Let, Operand, Start, Var
@@ -24,6 +25,8 @@ class PieceScheduler(TileScheduler):
 
     def _choose_layout(self) -> None:
         super()._choose_layout()
+        row = [c for c in self.nest.classes if c not in self.nest.outer and c is not self.nest.split]
+        assert self.layout.pieces * self.layout.lanes >= numel(row), "the pieces do not make up a row"
         self.states: dict[Reduce, list[Accumulator]] = {}  # of every piece, for each carried reduction
         self.loaded: list[dict[Expr, Operand]] = []  # of every piece of the row at hand
 
