@@ -154,7 +154,10 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
         left, right = sided(sides, c.rows)
         if c.rows in right.axes or reductions([left, right]) or c.rows not in left.axes:
             return "a product inside the sweep does not have the result's rows"
-        if not {c.rows, *r.over} <= _varying(left) or not {*right.axes - left.axes, *r.over} <= _varying(right):
+        steps = {a for a in left.axes | right.axes if c.nest.bound.get(a) is c.swept}
+        if not steps or steps & left.axes:
+            return "a product inside the sweep is not one of rows and steps"
+        if not {c.rows, *r.over} <= _varying(left) or not {*steps, *r.over} <= _varying(right):
             return "a matrix is expanded along one of its axes"
     return None
 
