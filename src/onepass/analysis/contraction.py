@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Part, Pointwise, Reduce, pointwise, rewrite
+from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, pointwise, postorder, rewrite
 from ..ir.plan import Store
 from ..ir.poly import Axis, Poly
 from .access import estimate, flat_offset
@@ -140,6 +140,8 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
                 return "two products have other rows or columns"
             if reductions([right]):
                 return "both matrices are computed from products"
+            if not {c.rows, *r.over} <= _varying(left) or not {c.columns, *r.over} <= _varying(right):
+                return "a matrix is expanded along one of its axes"
         elif r.monoid not in ("max", "min", "sum", "prod") or c.columns in r.axes:
             return f"a {r.monoid} beside a product"
         elif len(r.over) != 1:
@@ -153,7 +155,26 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
         left, right = sided(sides, c.rows)
         if c.rows in right.axes or reductions([left, right]) or c.rows not in left.axes:
             return "a product inside the sweep does not have the result's rows"
+        steps = {a for a in left.axes | right.axes if c.nest.bound.get(a) is c.swept}
+        if not steps or steps & left.axes:
+            return "a product inside the sweep is not one of rows and steps"
+        if not {c.rows, *r.over} <= _varying(left) or not {*steps, *r.over} <= _varying(right):
+            return "a matrix is expanded along one of its axes"
     return None
+
+
+def _varying(e: Expr) -> frozenset[Axis]:
+    """The axes along which a value differs in memory or by position, not only in shape."""
+    found: set[Axis] = set()
+    for node in postorder([e], into_reductions=False):
+        match node:
+            case Load():
+                found |= flat_offset(node.buffer, node.index).axes
+            case Index():
+                found |= node.poly.axes
+            case Part() | Random():
+                found |= node.axes
+    return frozenset(found)
 
 
 def sided(sides: tuple[Expr, Expr], rows: Axis) -> tuple[Expr, Expr]:

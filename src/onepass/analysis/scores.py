@@ -25,8 +25,9 @@ def unrounded(value: Expr, kept: frozenset[Expr]) -> Expr:
     memo: dict[Expr, Expr] = {}
     for node in postorder([value]):
         new = rebuild(node, memo.__getitem__, lambda p: p)
-        if isinstance(new, Pointwise) and new.op == "cast" and node not in kept and new.dtype is DType.F32:
-            new = pointwise("widen", new.args[0], dtype=DType.F32) if new.args[0].dtype.is_half else new
+        rounds = isinstance(new, Pointwise) and new.op == "cast" and new.dtype is DType.F32 and node not in kept
+        if rounds and new.children[0].dtype.is_half:
+            new = pointwise("widen", new.children[0], dtype=DType.F32)
         memo[node] = new
     return memo[value]
 

@@ -107,36 +107,32 @@ class _Chooser:
         last = extern.contraction
         if last is None or last in self.taken:
             return
-        for source in self._sources(last):  # one matrix of the later product comes from the earlier ones
-            between, firsts = self._between(source)
-            core = {*between, *firsts, last}
-            for tail in self._tails(last) if firsts else []:
+        found = list(self._between(last, None))
+        # All at once; where that is no kernel, what depends on one of them, the others read from memory.
+        for firsts in [found, *([first] for first in found if len(found) > 1)]:
+            core = {last, *self._between(last, firsts)} if firsts else set()
+            for tail in self._tails(last) if core else ():
                 members = self._grown(core, tail, last)
                 if members and self._consider(members, firsts[0].origin.node, last.origin.node, "chain"):
                     return
 
-    def _between(self, source: Define) -> tuple[list[Define], list[Define]]:
-        """What lies between earlier products and a matrix, itself included, and those products."""
+    def _between(self, last: Define, chosen: list[Define] | None) -> Iterable[Define]:
+        """The products that this one is made of; with some of them chosen, those and all that depends on them."""
         depends: dict[Define, bool] = {}
-        firsts: dict[Define, None] = {}
-        stack = [(source, False)]
+        stack = [(d, False) for d in self._sources(last)]
         while stack:
             d, ready = stack.pop()
             if d in depends and not ready:
                 continue
             if d.buffer in self.product_of:
-                depends[d] = d not in self.taken
-                if depends[d]:
-                    firsts[d] = None
-                continue
-            if ready:
+                depends[d] = d not in self.taken and (chosen is None or d in chosen)
+            elif ready:
                 depends[d] = any(depends.get(s, False) for s in self._sources(d))
-                continue
-            depends[d] = False
-            stack.append((d, True))
-            stack.extend((s, False) for s in self._sources(d) if s not in depends)
-        between = [d for d, yes in depends.items() if yes and d.buffer not in self.product_of]
-        return between, list(firsts)
+            else:
+                depends[d] = False
+                stack.append((d, True))
+                stack.extend((s, False) for s in self._sources(d) if s not in depends)
+        return [d for d, yes in depends.items() if yes and (chosen is not None or d.buffer in self.product_of)]
 
     def _sources(self, define: Define) -> list[Define]:
         found = (self.define_of.get(b) or self.product_of.get(b) for b in loaded(define.value))
@@ -173,30 +169,55 @@ class _Chooser:
                 return
 
     def _grown(self, core: set[Define], tail: tuple[Define, ...], last: Define | None) -> tuple[Define, ...]:
-        """Core and tail in order, with what only they want; () if anybody else wants a value that stays inside.
+        """Core and tail in order, with what only they want; () if somebody else wants what is larger than the result.
 
         Beside the tail that is any point-wise value, since it is computed once for each element of the result; what
         is made of the core (the sum of the weights) in any case. Without a `last` product others may join, too.
         """
         members, late = {*core, *tail}, set(tail)
+        result = tail[-1] if tail else last
+        assert result is not None
+        most = storage_bytes(result.buffer)
         waiting = [d for m in members for d in self._neighbours(m)]
         while waiting and len(members) <= MOST_MEMBERS:
             d = waiting.pop()
-            readers = set(self.readers.get(d.buffer, ()))
-            if d in members or d in self.taken or d.buffer in self.elsewhere or not readers <= members:
+            if d in members or d in self.taken:
                 continue
-            is_product = d.buffer in self.product_of
-            made = not is_product and any(s in core and s is not last for s in self._sources(d))
-            beside = readers <= late and (last is None if is_product else not reductions([d.value]))
-            if readers and (made or beside):
+            made = any(s in members and s not in late and s is not last for s in self._sources(d))
+            if d.buffer in self.product_of:
+                belongs = last is None and self._only_for(d, late)
+            elif self._only_for(d, members):
+                belongs = made or (self._only_for(d, late) and not reductions([d.value]))
+            else:
+                belongs = made and self._aside(d, members, most)
+            if belongs:
                 members.add(d)
-                late |= {d} if beside and not is_product else set()
+                late |= {d} if not made and d.buffer not in self.product_of else set()
                 waiting += self._neighbours(d)
-        result = tail[-1] if tail else last
-        escaping = (d for d in members if d is not result)
-        if any(d.buffer in self.elsewhere or not set(self.readers.get(d.buffer, ())) <= members for d in escaping):
+        if any(storage_bytes(d.buffer) > most for d in self._stored(members)):
             return ()
-        return (*sorted(members - {result}, key=self.order.__getitem__), result) if result is not None else ()
+        return tuple(sorted(members, key=self.order.__getitem__))
+
+    def _only_for(self, define: Define, group: set[Define]) -> bool:
+        readers = self._readers(define)
+        return define.buffer not in self.elsewhere and bool(readers) and readers <= group
+
+    def _aside(self, define: Define, members: set[Define], most: int) -> bool:
+        """Whether others want what members make, and it can be stored beside a result of `most` bytes."""
+        sources = self._sources(define)
+        if not all(s in members for s in sources):
+            return False
+        if any(storage_bytes(s.buffer) > most for s in sources):
+            return True
+        return storage_bytes(define.buffer) <= most and not reductions([define.value])
+
+    def _readers(self, define: Define) -> set[Define]:
+        return set(self.readers.get(define.buffer, ()))
+
+    def _stored(self, members: Iterable[Define]) -> list[Define]:
+        """Members that others want."""
+        own = set(members)
+        return [d for d in members if d.buffer in self.elsewhere or not self._readers(d) or self._readers(d) - own]
 
     def _neighbours(self, define: Define) -> list[Define]:
         return [*self._sources(define), *self.readers.get(define.buffer, ())]
@@ -222,52 +243,54 @@ class _Chooser:
         return found
 
     def _try(self, members: tuple[Define, ...], again: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
-        stored = members[-1]
-        inliner = Inliner({d.buffer: d for d in (*members, *again)}, (stored.buffer,))
-        found = contract((Store(stored.buffer, stored.dimensions, inliner.value(stored.buffer)),))
+        stored = self._stored(members)
+        inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
+        found = contract([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
         together, apart = self._together(found), self._apart(members, again)
-        moved = 2 * sum(storage_bytes(d.buffer) for d in members[:-1])
+        moved = 2 * sum(storage_bytes(d.buffer) for d in members if d not in stored)
         accepted = together < apart
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
         self.decisions.append(Decision(first, last, kind, accepted, reason, apart - together, moved if accepted else 0))
         if accepted:
             self.taken.update(members)
-            self.regions.append(Region(tuple(sorted(members, key=self.order.__getitem__)), again))
+            self.regions.append(Region(members, again))
         return accepted
 
     def _again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
-        own: set[Define] = set(members)
+        own = set(members)
         found: dict[Define, None] = {}
-        stack = [d for m in own for d in self._sources(m)]
-        while stack:
-            d = stack.pop()
-            if d not in own and d not in found and self._is_cheap(d):
-                found[d] = None
-                stack.extend(self._sources(d))
+        for d in dict.fromkeys(s for m in members for s in self._sources(m)):
+            if d not in own and self._is_point_wise(d) and self._is_cheap(d):
+                found |= dict.fromkeys(self._chain(d) - own)
         return tuple(sorted(found, key=self.order.__getitem__))
+
+    def _is_point_wise(self, define: Define) -> bool:
+        return define.buffer not in self.product_of and not reductions([define.value])
+
+    def _chain(self, define: Define) -> set[Define]:
+        """A point-wise value and those it is made of, back to what must be read."""
+        chain, stack = {define}, [define]
+        while stack and len(chain) <= MOST_MEMBERS:
+            fresh = [d for d in self._sources(stack.pop()) if d not in chain and self._is_point_wise(d)]
+            chain.update(fresh)
+            stack.extend(fresh)
+        return chain
 
     def _is_cheap(self, define: Define) -> bool:
         """Whether computing it from memory, or from positions alone, for every step beats reading it."""
         if define not in self.cheap:
-            chain, stack = {define}, [define]
-            while stack and len(chain) <= MOST_MEMBERS:
-                found = (d for d in self._sources(stack.pop()) if d.buffer not in self.product_of)
-                fresh = [d for d in found if d not in chain]
-                chain.update(fresh)
-                stack.extend(fresh)
-            made = {d.buffer for d in chain}
+            chain, shape = self._chain(define), define.buffer.shape
+            made, points = {d.buffer for d in chain}, max(1, numel(define.axes))
             read = {e for d in chain for e in postorder([d.value]) if isinstance(e, Load) and e.buffer not in made}
-            whole = define.buffer not in self.product_of and not any(reductions([d.value]) for d in chain)
-            cost = sum(_cost(d.value) for d in chain)
+            cost = sum(_cost(d.value) * min(1.0, numel(d.axes) / points) for d in chain)
             moved, own = sum(load_bytes(e) for e in read), storage_bytes(define.buffer)
-            row = any(n.constant == 1 for n in define.buffer.shape[-2:])
+            row = len(shape) < 2 or any(n.constant == 1 for n in shape[-2:])
             most, wider = (PLACE_COST if row or 16 * moved <= own else CHEAP_COST), 8 if row else 2
-            cheap = cost <= most and moved <= wider * own
-            self.cheap[define] = whole and len(chain) <= MOST_MEMBERS and cheap
+            self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
         return self.cheap[define]
 
     def _together(self, c: Contraction) -> float:
@@ -305,7 +328,7 @@ class _Chooser:
 
     def _apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
-        total = 0.0
+        total, stored = 0.0, set(self._stored(members))
         own = {*members, *again}
         for d in again:  # what only these products read would have to be stored for them
             read = any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer])
@@ -323,7 +346,7 @@ class _Chooser:
             # Where it reads a product it has to read it from memory, and write for the next one.
             made = sum(storage_bytes(b) for b in loaded(d.value) if b in self.product_of)
             read_by_product = any(r.buffer in self.product_of for r in self.readers.get(d.buffer, []))
-            written = storage_bytes(d.buffer) if read_by_product or d is members[-1] else 0
+            written = storage_bytes(d.buffer) if read_by_product or d in stored else 0
             if made:
                 total += self.target.launch_us
             total += (made + written) / self.target.memory_bytes_per_us
@@ -331,6 +354,7 @@ class _Chooser:
 
 
 def _cost(value: Expr) -> float:
+    """Work of one element; conversions to compute in float32 and back cancel where values are put together."""
     found = (e for e in postorder([value]) if isinstance(e, Random) or (isinstance(e, Pointwise) and e.op not in CASTS))
     return sum(OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST for e in found)
 

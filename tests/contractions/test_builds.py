@@ -1,0 +1,65 @@
+"""Attention built for chips that are not here: one kernel that fits, without spills, at real sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onepass
+from onepass.ir.target import find_target
+from tests.contractions.judging import FREE, products_left
+from tests.contractions.spellings import distance, scores
+
+pytest.importorskip("triton")
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+SIZES = (64, 80, 96, 128, 256)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scores(q, k).softmax(-1) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = scores(q, k)
+    return s.masked_fill(distance(s) < 0, float("-inf")).softmax(-1) @ v
+
+
+def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = scores(q, k)
+    apart = distance(s)
+    return s.masked_fill((apart < 0) | (apart >= 128), float("-inf")).softmax(-1) @ v
+
+
+def built(function: Callable[..., Tensor], target: str, size: int, dtype: torch.dtype) -> onepass.Explanation:
+    """Explained from tensors without contents."""
+    with FakeTensorMode(), torch.no_grad():
+        arguments = [torch.empty(1, 2, 1024, size, dtype=dtype) for _ in range(3)]
+        return onepass.explain(function, *arguments, target=target, options=FREE)
+
+
+def fits(e: onepass.Explanation, target: str) -> None:
+    (kernel,) = e.kernels
+    assert not products_left(e)
+    assert kernel.registers > 0 and kernel.spilled_bytes == 0, kernel.schedule
+    assert kernel.shared_bytes <= find_target(target).shared_bytes, kernel.schedule
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("size", SIZES)
+def test_causal_attention(target: str, size: int) -> None:
+    fits(built(causal, target, size, torch.bfloat16), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("function", [plain, window])
+def test_other_masks(function: Callable[..., Tensor], target: str) -> None:
+    fits(built(function, target, 64, torch.float16), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_float32(target: str) -> None:
+    fits(built(causal, target, 64, torch.float32), target)

@@ -1,0 +1,218 @@
+"""Matrix products with what stands around them: right values for any shape and strides, and who computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import onepass
+from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
+
+pytest.importorskip("triton")
+Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
+
+
+def matrices(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float16) -> Callable[[], tuple[Tensor, ...]]:
+    """Random matrices of these shapes."""
+    return lambda: tuple(torch.randn(shape).to(dtype) for shape in shapes)
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+x, w, b, r = (37, 64), (48, 64), (48,), (37, 48)
+
+# Point-wise work on the result: one kernel, without the library.
+EPILOGUES: dict[str, Program] = {
+    "bias": (lambda x, w, b: torch.relu(F.linear(x, w, b)), matrices(x, w, b)),
+    "bias in bfloat16": (lambda x, w, b: F.gelu(F.linear(x, w, b)), matrices(x, w, b, dtype=torch.bfloat16)),
+    "gelu": (lambda x, w: F.gelu(x @ w.t()), matrices(x, w)),
+    "gelu by tanh": (lambda x, w: F.gelu(x @ w.t(), approximate="tanh"), matrices(x, w)),
+    "silu": (lambda x, w: F.silu(x @ w.t()), matrices(x, w)),
+    "residual": (lambda x, w, r: x @ w.t() + r, matrices(x, w, r)),
+    "bias, activation, residual": (lambda x, w, b, r: r + F.silu(F.linear(x, w, b)), matrices(x, w, b, r)),
+    "scale": (lambda x, w: (x @ w.t()) * 0.125 - 1.0, matrices(x, w)),
+    "scale of rows": (lambda x, w, s: (x @ w.t()) * s, matrices(x, w, (37, 1))),
+    "scale of columns": (lambda x, w, s: (x @ w.t()) * s, matrices(x, w, (48,))),
+    "cast up": (lambda x, w: (x @ w.t()).float() * 2, matrices(x, w)),
+    "cast down": (lambda x, w: (x @ w.t()).to(torch.bfloat16), matrices(x, w, dtype=torch.float32)),
+    "alpha and beta": (
+        lambda x, w, r: torch.relu(torch.addmm(r, x, w.t(), beta=0.5, alpha=2.0)),
+        matrices(x, w, r),
+    ),
+    "batched": (lambda a, b: torch.sigmoid(a @ b), matrices((3, 17, 33), (3, 33, 21))),
+    "batched with one matrix": (lambda a, b: torch.tanh(a @ b), matrices((2, 3, 17, 33), (33, 21))),
+    "by einsum": (lambda a, b: torch.relu(torch.einsum("bik,bjk->bij", a, b)), matrices((2, 17, 40), (2, 19, 40))),
+    "gate and value": (
+        lambda x, w, u: F.silu(x @ w.t()) * (x @ u.t()),
+        matrices(x, w, w),
+    ),
+    "gate and value with biases": (
+        lambda x, w, u, b: F.gelu(F.linear(x, w, b)) * F.linear(x, u, b),
+        matrices(x, w, w, b),
+    ),
+    "clamped": (lambda x, w: (x @ w.t()).clamp(-1, 1), matrices(x, w)),
+    "float32": (lambda x, w, b: torch.relu(F.linear(x, w, b)), matrices(x, w, b, dtype=torch.float32)),
+    "stored transposed": (lambda x, w: torch.relu(x @ w.t()).t().contiguous(), matrices(x, w)),
+    "heads stored apart": (
+        lambda x, w: torch.relu(x @ w.t()).view(37, 4, 12).transpose(0, 1).contiguous(),
+        matrices(x, w),
+    ),
+}
+
+# Right values are all that is asked.
+OTHERS: dict[str, Program] = {
+    "dequantised weight": (
+        lambda x, w, s: x @ (w.to(x.dtype) * s).t(),
+        lambda: (torch.randn(37, 64).half(), integers(48, 64), torch.rand(48, 1).half()),
+    ),
+    "dequantised weight, bias, activation": (
+        lambda x, w, s, b: F.silu(F.linear(x, w.to(x.dtype) * s, b)),
+        lambda: (torch.randn(37, 64).half(), integers(48, 64), torch.rand(48, 1).half(), torch.randn(48).half()),
+    ),
+    "activation in front": (lambda x, w: torch.relu(x) @ w.t() + 1, matrices(x, w)),
+    "activation in front and behind": (lambda x, w: F.gelu(F.gelu(x) @ w.t()), matrices(x, w)),
+    "norm in front": (lambda x, w: torch.relu(F.rms_norm(x, (64,)) @ w.t()), matrices(x, w)),
+    "norm behind": (lambda x, w: F.layer_norm(x @ w.t(), (48,)), matrices(x, w)),
+    "softmax behind": (lambda x, w: (x @ w.t()).softmax(-1), matrices(x, w)),
+    "sum behind": (lambda x, w: (x @ w.t()).sum(-1), matrices(x, w)),
+    "product read twice": (lambda x, w: (torch.relu(x @ w.t()), x @ w.t() + 1), matrices(x, w)),
+    "product also returned": (lambda x, w: (lambda p: (p, torch.relu(p)))(x @ w.t()), matrices(x, w)),
+    "two layers": (
+        lambda x, w, u: F.relu(F.relu(x @ w.t()) @ u.t()),
+        matrices(x, w, (30, 48)),
+    ),
+    "three layers": (
+        lambda x, w, u: F.relu(F.relu(F.relu(x @ w.t()) @ u.t()) @ w.t()),
+        matrices(x, w, (64, 48)),
+    ),
+    "product with itself": (lambda a: torch.relu(a @ a.t()), matrices((37, 50))),
+    "product of products": (lambda a: a @ a.t() @ a, matrices((37, 50))),
+    "three inputs shared": (lambda x, w, u, v: (x @ w.t(), x @ u.t(), x @ v.t()), matrices(x, w, w, w)),
+    "low rank beside": (
+        lambda x, w, d, u: torch.relu(x @ w.t() + (x @ d.t()) @ u.t()),
+        matrices(x, w, (4, 64), (48, 4)),
+    ),
+    "sum over two axes by einsum": (
+        lambda a, b: torch.relu(torch.einsum("bhqd,hde->bqe", a, b)),
+        matrices((2, 3, 17, 16), (3, 16, 20)),
+    ),
+    "outer product": (lambda a, b: torch.relu(torch.einsum("i,j->ij", a, b)), matrices((37,), (21,))),
+    "matrix and vector": (lambda a, b: torch.relu(a @ b), matrices((37, 50), (50,))),
+    "other types": (
+        lambda a, b: torch.relu(a @ b),
+        lambda: (torch.randn(17, 20).double(), torch.randn(20, 9).double()),
+    ),
+    "integers": (
+        lambda a, b: (a @ b) + 1,
+        lambda: (torch.randint(-9, 9, (17, 20)), torch.randint(-9, 9, (20, 9))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_one_kernel(name: str) -> None:
+    function, arguments = EPILOGUES[name]
+    e = explained(function, *arguments())
+    assert len(e.kernels) == 1 and not products_left(e), [d.reason for d in e.rejected]
+
+
+@pytest.mark.parametrize("name", [*EPILOGUES, *OTHERS])
+def test_values(name: str) -> None:
+    function, arguments = (EPILOGUES | OTHERS)[name]
+    judge(interpreted(function), function, *arguments())
+
+
+# --- shapes and strides ---
+
+
+def activated(a: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(a @ b) + 1
+
+
+@pytest.mark.parametrize("m", [0, 1, 7, 131])
+@pytest.mark.parametrize("n", [0, 1, 67])
+@pytest.mark.parametrize("k", [0, 1, 2, 97])
+def test_odd_shapes(m: int, n: int, k: int) -> None:
+    judge(interpreted(activated), activated, torch.randn(m, k).half(), torch.randn(k, n).half())
+
+
+@pytest.mark.parametrize("batch", [0, 1, 5])
+def test_odd_batches(batch: int) -> None:
+    judge(interpreted(activated), activated, torch.randn(batch, 7, 19).half(), torch.randn(batch, 19, 23).half())
+
+
+STRIDES: dict[str, Callable[[], Tensor]] = {
+    "transposed": lambda: torch.randn(40, 33).half().t(),
+    "every other row": lambda: torch.randn(66, 40).half()[::2],
+    "every other column": lambda: torch.randn(33, 80).half()[:, ::2],
+    "part of a larger one": lambda: torch.randn(50, 60).half()[3:36, 7:47],
+    "one row expanded": lambda: torch.randn(1, 40).half().expand(33, 40),
+    "one column expanded": lambda: torch.randn(33, 1).half().expand(33, 40),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", STRIDES)
+def test_any_strides(name: str, side: str) -> None:
+    a = STRIDES[name]()
+    other = torch.randn(40, 21).half()
+    function = activated if side == "left" else lambda a, b: torch.relu(b.t() @ a.t()) + 1
+    judge(interpreted(function), function, a, other)
+
+
+def test_dynamic_sizes() -> None:
+    run = interpreted(activated, dynamic=True)
+    for m, k, n in ((37, 64, 48), (50, 33, 70)):
+        judge(run, activated, torch.randn(m, k).half(), torch.randn(k, n).half())
+
+
+def test_long_sums() -> None:
+    """A sum of two thousand products is kept in float32."""
+    judge(interpreted(activated), activated, torch.randn(17, 2000).half(), torch.randn(2000, 19).half())
+
+
+def test_dropout_behind() -> None:
+    run = interpreted(lambda a, b: F.dropout(a @ b, 0.25))
+    a, b = torch.randn(60, 32), torch.randn(32, 40)
+    out = run(a, b)
+    alive = out != 0
+    assert 0.2 < 1 - alive.float().mean().item() < 0.3
+    assert torch.allclose(out, torch.where(alive, (a @ b) / 0.75, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients() -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b))
+
+    arguments = [t.requires_grad_() for t in matrices((19, 33), (21, 33), (21,), dtype=torch.float32)()]
+    ours, theirs = (f(*arguments) for f in (interpreted(function), function))
+    gradients = [torch.autograd.grad(out.sum(), arguments) for out in (ours, theirs)]
+    for mine, other in zip((ours, *gradients[0]), (theirs, *gradients[1]), strict=True):
+        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+# --- who computes them ---
+
+
+@pytest.mark.parametrize(
+    "function", [torch.mm, lambda a, b: (a @ b).view(-1), lambda a, b: a.view(1, 37, 64) @ b], ids=["mm", "view", "bmm"]
+)
+def test_a_bare_product_stays_with_the_library(function: Callable[..., Tensor]) -> None:
+    e = explained(function, torch.randn(37, 64).half(), torch.randn(64, 48).half())
+    assert not e.kernels and len(products_left(e)) == 1
+
+
+@pytest.mark.parametrize("name", ["bias", "gelu", "gate and value"])
+def test_on_a_cpu_products_stay_with_the_library(name: str) -> None:
+    function, arguments = EPILOGUES[name]
+    with torch.no_grad():
+        e = onepass.explain(function, *arguments(), target="cpu", options=FREE)
+    assert products_left(e)
+    judge(torch.compile(function, backend="onepass", options=FREE), function, *arguments())
