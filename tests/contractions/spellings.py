@@ -242,6 +242,22 @@ def prefix_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return s.masked_fill(seen.logical_not(), float("-inf")).softmax(-1) @ v
 
 
+@spelling(also(half, lambda: (torch.rand(70, 70) < 0.8).half()))
+def mask_of_ones_as_a_large_number(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    return (scores(q, k) - 1e4 * (1 - keep)).softmax(-1) @ v
+
+
+@spelling(also(heads(3, 2, 37, 32), lambda: torch.tensor([37, 3, 20])))
+def lengths(q: Tensor, k: Tensor, v: Tensor, length: Tensor) -> Tensor:
+    keep = torch.arange(k.shape[-2]) < length[:, None]
+    return scores(q, k).masked_fill(~keep[:, None, None], float("-inf")).softmax(-1) @ v
+
+
+@spelling(also(half, lambda: (torch.rand(70, 70) < 0.3) | (torch.arange(70) == 4)[:, None]))
+def masked_rows_become_zero(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return scores(q, k).masked_fill(mask, float("-inf")).softmax(-1).nan_to_num(0.0) @ v
+
+
 # --- what is added to scores ---
 
 
@@ -273,6 +289,46 @@ def soft_cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def by_baddbmm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     s = torch.baddbmm(bias, q[0], k[0].mT, beta=1.0, alpha=0.2)
     return torch.bmm(s.softmax(-1), v[0])
+
+
+@spelling(half)
+def alibi_with_computed_slopes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = scores(q, k)
+    slopes = 2.0 ** (-4.0 * torch.arange(1, s.shape[1] + 1))
+    return (s - slopes[:, None, None] * distance(s).abs()).softmax(-1).to(v.dtype) @ v
+
+
+@spelling(also(half, lambda: torch.randn(16, 2).half()))
+def relative_position_in_buckets(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    s = q @ k.mT
+    apart = distance(s).clamp(min=0)
+    far = 8 + (torch.log(apart.float() / 8 + 1e-6) / math.log(16) * 8).long().clamp(max=7)
+    return (s + table[torch.where(apart < 8, apart, far)].permute(2, 0, 1)).softmax(-1) @ v
+
+
+@spelling(half)
+def scale_by_the_logarithm_of_the_position(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    n = torch.arange(1, q.shape[-2] + 1).log() / math.log(20)
+    s = scores(q * n[:, None].to(q.dtype), k)
+    return s.masked_fill(~lower(s), float("-inf")).softmax(-1) @ v
+
+
+@spelling(also(half, lambda: torch.randn(2).half()))
+def sink_in_the_sum(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    s, extra = scores(q, k).float(), sink.view(1, -1, 1, 1).float()
+    top = torch.maximum(s.amax(-1, keepdim=True), extra)
+    e = torch.exp(s - top)
+    return (e / (e.sum(-1, keepdim=True) + torch.exp(extra - top))).to(v.dtype) @ v
+
+
+@spelling(half)
+def with_the_logarithm_of_the_sum(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    s = scores(q, k)
+    s = s.masked_fill(~lower(s), float("-inf")).float()
+    top = s.amax(-1, keepdim=True)
+    e = torch.exp(s - top)
+    total = e.sum(-1, keepdim=True)
+    return e.to(v.dtype) @ v / total.to(v.dtype), (top + total.log()).squeeze(-1)
 
 
 # --- layouts ---
@@ -523,3 +579,49 @@ def rotary_in_front(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     return scores(rotate(q), rotate(k)).softmax(-1) @ v
+
+
+@near_miss(also(half, lambda: torch.randn(2, 2).half()))
+def heads_mixed_after_softmax(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+    return torch.einsum("bhqk,gh->bgqk", scores(q, k).softmax(-1), mix) @ v
+
+
+@near_miss(also(half, lambda: torch.randn(2).half()))
+def sink_as_one_more_column(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    s = scores(q, k)
+    more = torch.cat([s, sink.view(1, -1, 1, 1).expand(*s.shape[:-1], 1)], -1)
+    return more.softmax(-1)[..., :-1] @ v
+
+
+@near_miss(half)
+def mean_weights_as_well(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    p = scores(q, k).softmax(-1)
+    return p @ v, p.mean(1)
+
+
+@near_miss(half)
+def penalty_of_the_sum_as_well(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    s = scores(q, k).float()
+    total = torch.logsumexp(s, -1, keepdim=True)
+    return torch.exp(s - total).to(v.dtype) @ v, total.square().mean()
+
+
+@near_miss(half)
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    return q @ (k.mT @ v) / (q @ k.sum(-2, keepdim=True).mT)
+
+
+@near_miss(half)
+def attention_of_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scores(scores(q, k).softmax(-1) @ v, k).softmax(-1) @ v
+
+
+@near_miss(half)
+def queries_in_chunks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.cat([scores(part, k).softmax(-1) @ v for part in q.split(35, -2)], -2)
+
+
+@near_miss(half)
+def norms_in_front(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scores(F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])).softmax(-1) @ v

@@ -36,6 +36,20 @@ def test_near_misses(name: str) -> None:
     judge(interpreted(spelling.function), spelling.function, *spelling.arguments())
 
 
+def test_inside_a_layer() -> None:
+    """Projections go to the library; what lies between them is one kernel."""
+
+    def layer(x: Tensor, inward: Tensor, outward: Tensor) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = (x @ inward).view(b, n, 3, 2, c // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        return causal(q, k, v).transpose(1, 2).reshape(b, n, c) @ outward
+
+    arguments = torch.randn(2, 37, 64).half(), torch.randn(64, 192).half() / 8, torch.randn(64, 64).half() / 8
+    e = explained(layer, *arguments)
+    assert len(e.kernels) == 1 and len(products_left(e)) == 2, [d.reason for d in e.rejected]
+    judge(interpreted(layer), layer, *arguments)
+
+
 # --- masks that leave rows or blocks empty ---
 
 
