@@ -180,6 +180,18 @@ def test_nan_behind_a_causal_mask(which: int) -> None:
     judge(interpreted(causal), causal, *arguments)
 
 
+@pytest.mark.parametrize("name", ["by_log_softmax", "by_logsumexp", "exponentials_over_their_sum"])
+@pytest.mark.parametrize("shift", [-300.0, 300.0])
+def test_scores_far_from_zero(name: str, shift: float) -> None:
+    """What scales a sum leaves it without making the exponentials overflow."""
+    spelled = SPELLINGS[name].function
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return spelled(torch.cat([q, torch.ones_like(q)], -1), torch.cat([k, torch.full_like(k, shift / 4)], -1), v)
+
+    judge(interpreted(function), function, *heads(1, 1, 37, 16)())
+
+
 # --- sizes ---
 
 
