@@ -127,7 +127,9 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
     if c.swept in grid | {c.rows, c.columns}:
         return "an axis of the result is also summed over"
     held = (c.columns, *c.inner) if inside else ()
-    if any(a.extent.constant is None or a.extent.constant > MOST_HELD for a in held):
+    if any(a.extent.constant is None for a in held):
+        return "the length of an axis beside the swept one is known at run time only"
+    if any((a.extent.constant or 0) > MOST_HELD for a in held):
         return f"an axis beside the swept one is longer than {MOST_HELD}"
     if any(a in (c.rows, c.swept) for a in c.inner):
         return "products inside share an axis with the sweep around them"
