@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onepass.backend import record_compilations
 from tests.contractions.judging import explained, interpreted, judge, products_left
-from tests.contractions.spellings import NEAR_MISSES, SPELLINGS, distance, half, heads, lower, scores
+from tests.contractions.spellings import NEAR_MISSES, SPELLINGS, Spelling, distance, half, heads, lower, scores
 
 pytest.importorskip("triton")
 INFINITY, NAN = float("inf"), float("nan")
@@ -180,6 +181,18 @@ def test_nan_behind_a_causal_mask(which: int) -> None:
     judge(interpreted(causal), causal, *arguments)
 
 
+@pytest.mark.parametrize("name", ["by_log_softmax", "by_logsumexp", "exponentials_over_their_sum"])
+@pytest.mark.parametrize("shift", [-300.0, 300.0])
+def test_scores_far_from_zero(name: str, shift: float) -> None:
+    """What scales a sum leaves it without making the exponentials overflow."""
+    spelled = SPELLINGS[name].function
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return spelled(torch.cat([q, torch.ones_like(q)], -1), torch.cat([k, torch.full_like(k, shift / 4)], -1), v)
+
+    judge(interpreted(function), function, *heads(1, 1, 37, 16)())
+
+
 # --- sizes ---
 
 
@@ -202,20 +215,38 @@ def test_double_precision_stays_with_the_library() -> None:
     judge(interpreted(plain), plain, *heads(1, 2, 37, 16, dtype=torch.float64)())
 
 
-@pytest.mark.parametrize("name", ["causal_by_masked_fill", "grouped_heads_by_repeat", "alibi"])
-def test_dynamic_sizes(name: str) -> None:
-    """One compilation for several lengths."""
+DYNAMIC = ("causal_by_masked_fill", "alibi", "sliding_window", "grouped_heads_by_repeat", "mask_of_keys", "packed")
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic_lengths(name: str) -> None:
+    """One kernel, compiled once, for any number of positions."""
     spelling = SPELLINGS[name]
-    run = interpreted(spelling.function, dynamic=True)
+    run = interpreted(spelling.function)
+    with record_compilations() as records:
+        for n in (70, 37, 129):
+            judge(lambda *_, n=n: run(*_with_length(spelling, n)), spelling.function, *_with_length(spelling, n))
+    assert [(len(r.kernels), len(r.externs)) for r in records] == [(1, 0)]
+
+
+def _with_length(spelling: Spelling, n: int) -> list[Tensor]:
+    """Arguments with n positions where there were 37, 70 or 130, marked as a size that changes."""
+    torch.manual_seed(n)
+    found = []
+    for x in spelling.arguments():
+        places = [k for k, size in enumerate(x.shape) if size in (37, 70, 130)]
+        shape = [n if k in places else size for k, size in enumerate(x.shape)]
+        found.append(torch.rand(shape) < 0.7 if x.dtype is torch.bool else torch.randn(shape).to(x.dtype))
+        for k in places:
+            torch._dynamo.mark_dynamic(found[-1], k)
+    return found
+
+
+def test_all_sizes_dynamic() -> None:
+    """Also the head size is not known: right values, whoever computes the products."""
+    run = interpreted(causal, dynamic=True)
     for n in (70, 37):
-        arguments = [_resized(x, n) for x in spelling.arguments()]
-        judge(run, spelling.function, *arguments)
-
-
-def _resized(x: Tensor, n: int) -> Tensor:
-    """The same kind of tensor with n positions where it had 70 or 37."""
-    shape = [n if size in (37, 70) else size for size in x.shape]
-    return torch.rand(shape) < 0.7 if x.dtype is torch.bool else torch.randn(shape).to(x.dtype)
+        judge(run, causal, *heads(1, 2, n, 16)())
 
 
 # --- dropout, gradients ---

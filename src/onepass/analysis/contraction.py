@@ -128,7 +128,9 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
     if c.swept in grid | {c.rows, c.columns}:
         return "an axis of the result is also summed over"
     held = (c.columns, *c.inner) if inside else ()
-    if any(a.extent.constant is None or a.extent.constant > MOST_HELD for a in held):
+    if any(a.extent.constant is None for a in held):
+        return "the length of an axis beside the swept one is known at run time only"
+    if any((a.extent.constant or 0) > MOST_HELD for a in held):
         return f"an axis beside the swept one is longer than {MOST_HELD}"
     if any(a in (c.rows, c.swept) for a in c.inner):
         return "products inside share an axis with the sweep around them"
@@ -266,16 +268,42 @@ def _split(e: Expr, over: Axis) -> _Scaled:
 
 def _split_exponent(e: Pointwise, over: Axis) -> _Scaled:
     """exp(x - l) with l made of a sum over x: exp(x - m) * exp(m - l), with the maximum m that l is made of."""
-    x = e.args[0]
-    if not isinstance(x, Pointwise) or x.op != "sub" or not _scales(x.args[1], over):
-        return _Scaled(e)
-    found = reductions([x.args[1]])
+    terms = _terms(e.args[0])
+    varying, fixed = ([t for t in terms if (over in t[1].axes) == wanted] for wanted in (True, False))
+    found = reductions(term for _, term in fixed)
     tops = [r for r in found if r.monoid == "max"]
-    if len(tops) != 1 or not any(r.monoid == "sum" and tops[0] in reductions(r.inputs) for r in found):
+    if not varying or len(tops) != 1 or not any(r.monoid == "sum" and tops[0] in reductions(r.inputs) for r in found):
         return _Scaled(e)
     top = Part(tops[0], 0)
-    inside = pointwise("exp", pointwise("sub", x.args[0], top))
-    return _Scaled(inside, pointwise("exp", pointwise("sub", top, x.args[1])))
+    if (-1, top) in fixed:  # x less m less the rest: m is not taken off twice
+        fixed.remove((-1, top))
+    else:
+        fixed.append((1, top))
+    return _Scaled(pointwise("exp", _total([*varying, (-1, top)])), pointwise("exp", _total(fixed)))
+
+
+def _terms(e: Expr) -> list[tuple[int, Expr]]:
+    """A sum and its terms, each with its sign."""
+    found: list[tuple[int, Expr]] = []
+    stack: list[tuple[int, Expr]] = [(1, e)]
+    while stack:
+        sign, x = stack.pop()
+        match x:
+            case Pointwise(op="add" | "sub", args=(first, second)):
+                stack += [(sign if x.op == "add" else -sign, second), (sign, first)]
+            case Pointwise(op="neg", args=(inner,)):
+                stack.append((-sign, inner))
+            case _:
+                found.append((sign, x))
+    return found
+
+
+def _total(terms: list[tuple[int, Expr]]) -> Expr:
+    (sign, total), *others = sorted(terms, key=lambda t: -t[0])
+    total = total if sign > 0 else pointwise("neg", total)
+    for sign, term in others:
+        total = pointwise("add" if sign > 0 else "sub", total, term)
+    return total
 
 
 def _scales(e: Expr, over: Axis) -> bool:
