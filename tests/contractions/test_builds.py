@@ -37,7 +37,7 @@ def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def built(function: Callable[..., Tensor], target: str, size: int, dtype: torch.dtype) -> onepass.Explanation:
     """Explained from tensors without contents."""
     with FakeTensorMode(), torch.no_grad():
-        arguments = [torch.empty(1, 2, 1024, size, dtype=dtype) for _ in range(3)]
+        arguments = [torch.empty(4, 8, 1024, size, dtype=dtype) for _ in range(3)]
         return onepass.explain(function, *arguments, target=target, options=FREE)
 
 
@@ -61,5 +61,16 @@ def test_other_masks(function: Callable[..., Tensor], target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_float32(target: str) -> None:
+def test_float32(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     fits(built(causal, target, 64, torch.float32), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_few_queries_are_shared_out_over_keys(target: str) -> None:
+    with FakeTensorMode(), torch.no_grad():
+        q, k, v = (torch.empty(1, 8, n, 128, dtype=torch.bfloat16) for n in (4, 8192, 8192))
+        e = onepass.explain(plain, q, k, v, target=target, options=FREE)
+    assert not products_left(e)
+    assert [kernel.name.split("_")[-1] for kernel in e.kernels] == ["partial", "finish"]
+    assert all(kernel.registers > 0 and kernel.spilled_bytes == 0 for kernel in e.kernels)

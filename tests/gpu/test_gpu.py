@@ -194,7 +194,7 @@ def test_quick_tuning_is_quick() -> None:
     x = randn(4096, 3001)
     function = lambda x: (x * 3).softmax(-1)  # noqa: E731
     onepass.explain(lambda x: x + 1, x, options={"cache": False})  # Triton is loaded
-    explanation = onepass.explain(function, x, options={**STRICT, "cache": False})
+    explanation = onepass.explain(function, x, options={**STRICT, "cache": False, "tune": "quick"})
     (graph,) = explanation.graphs
     assert graph.stage_seconds["tune"] < 2.5
     assert len(graph.kernels[0].trials) <= 5

@@ -92,7 +92,7 @@ def test_tanh(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_gelu_by_tanh(dtype: torch.dtype) -> None:
-    """A logistic function keeps its digits in the tail, where 1 + tanh has none; float32 loses those of the exponent."""
+    """A logistic function keeps its digits in the tail, where 1 + tanh has none; float32 loses the exponent's."""
     x = every_value(dtype).cpu() if dtype is not torch.float32 else torch.linspace(-9, 9, 100_001).cpu()
     wide = x.double()
     exact = wide / (1 + torch.exp(-2 * (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)))

@@ -33,5 +33,5 @@ def planned(
     function: Callable[..., Any], *inputs: torch.Tensor, target: str = "triton-interpret", **settings: Any
 ) -> PlannedGraph:
     """A function's graph, planned with these options."""
-    options = Options.make({"strict": True, **settings})
+    options = Options.make({"strict": True, "tune": "quick", **settings})
     return plan_graph(traced(function, *inputs), find_target(target), options, CompileRecord())

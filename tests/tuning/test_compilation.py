@@ -50,7 +50,7 @@ def target() -> Target:
 
 def test_what_is_chosen_is_stored_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS)]
-    options, stopwatch = Options.make({"strict": True}), FewerPrograms("stored")
+    options, stopwatch = Options.make({"strict": True, "tune": "quick"}), FewerPrograms("stored")
     cold = compile_graph(traced(function, *inputs), target(), options, "inference", stopwatch)
     (kernel,) = cold.record.kernels
     assert cold.record.cache == "miss" and stopwatch.asked > 1 and "tune" in cold.record.stage_seconds
@@ -69,7 +69,7 @@ def test_what_is_chosen_is_stored_with_the_graph(monkeypatch: pytest.MonkeyPatch
 
 def test_the_choice_of_one_chip_is_not_anothers() -> None:
     inputs = [torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS)]
-    options = Options.make({"strict": True})
+    options = Options.make({"strict": True, "tune": "quick"})
     records = [
         compile_graph(traced(function, *inputs), target(), options, "inference", FewerPrograms(chip)).record
         for chip in ("one", "another", "one")
@@ -81,7 +81,11 @@ def test_values_are_right() -> None:
     """Small inputs run by the kernel that was chosen; a graph that is not measured says why."""
     inputs = [torch.randn(64, 300), torch.randn(300)]
     compiled = compile_graph(
-        traced(function, *inputs), target(), Options.make({"strict": True}), "inference", FewerPrograms("values")
+        traced(function, *inputs),
+        target(),
+        Options.make({"strict": True, "tune": "quick"}),
+        "inference",
+        FewerPrograms("values"),
     )
     assert "mostly launching" in compiled.record.kernels[0].tuning
     (ours,) = compiled.call(list(inputs))
