@@ -90,7 +90,17 @@ def _compile(
     planned = plan_graph(graph, target, options, record)
     while True:
         entry, wrapper = compile_entry(planned, record, choices)
-        compiled = _build(entry, record, builder, cache, graph)
+        try:
+            compiled = _build(entry, record, builder, cache, graph)
+        except KernelBuildError as error:
+            # Kernels with matrix products ask most of a chip's own compiler, which may fail on them.
+            if not planned.target.products_per_us:
+                raise
+            reason = f"a kernel could not be built: {str(error).splitlines()[0]}"
+            notes.append(DecisionRecord("plan", "plan", "product", False, reason, 0.0, 0))
+            choices.clear()
+            planned = plan_graph(graph, replace(planned.target, products_per_us=0.0), options, record)
+            continue
         spilling = [k for k in record.kernels if k.spilled_bytes > 0 or k.shared_bytes > target.shared_bytes]
         if not spilling or planned.target.members_per_kernel == 1:
             break
