@@ -7,6 +7,7 @@ nothing matters, within the tightest one the condition always holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -94,6 +95,48 @@ def negated(e: Expr) -> Expr | None:
     if isinstance(e, Pointwise) and e.op in _OPPOSITE and as_difference(e) is not None:
         return Pointwise(_OPPOSITE[e.op], e.args, DType.BOOL)
     return None
+
+
+def vanishes(term: Expr, condition: Expr, finished: Iterable[Expr]) -> bool:
+    """Whether a term of a sum is provably zero where a condition fails: only then may it be left out there."""
+    opposite = negated(condition)
+    return opposite is not None and _is_zero(assuming(term, (opposite,), finished))
+
+
+def _is_zero(e: Expr) -> bool:
+    if isinstance(e, Const):
+        return e.value == 0
+    if not isinstance(e, Pointwise):
+        return False
+    match e.op:
+        case "mul":
+            return any(map(_is_zero, e.args))
+        case "cast" | "narrow" | "widen":
+            return _is_zero(e.args[0])
+        case "where":
+            return all(map(_is_zero, e.args[1:]))
+        case "exp" | "exp2":
+            return _is_lowest(e.args[0])
+    return False
+
+
+def _is_lowest(e: Expr) -> bool:
+    """Whether it is -inf, as long as what is added to it is a number."""
+    if isinstance(e, Const):
+        return e.dtype.is_float and float(e.value) == -math.inf
+    if not isinstance(e, Pointwise):
+        return False
+    match e.op:
+        case "add":
+            return any(map(_is_lowest, e.args))
+        case "sub" | "cast" | "narrow" | "widen":
+            return _is_lowest(e.args[0])
+        case "mul":
+            pairs = (e.args, e.args[::-1])
+            return any(_is_lowest(a) and isinstance(b, Const) and float(b.value) > 0 for a, b in pairs)
+        case "where":
+            return all(map(_is_lowest, e.args[1:]))
+    return False
 
 
 def assuming(value: Expr, conditions: Iterable[Expr], finished: Iterable[Expr]) -> Expr:

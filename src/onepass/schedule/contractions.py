@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..analysis.access import estimate, flat_offset, numel, power_above
-from ..analysis.bounds import Bound, assuming, find_bounds
+from ..analysis.bounds import Bound, assuming, find_bounds, vanishes
 from ..analysis.contraction import Contraction, operands, sided
 from ..analysis.factor import factor, holds
 from ..analysis.inline import reductions
@@ -315,12 +315,14 @@ class ContractionScheduler:
         return spans
 
     def _bounds(self, first: list[_Running], second: list[_Running]) -> list[Bound]:
-        """Bounds of a maximum whose masked terms are -inf: the sums carried beside it vanish there, too."""
+        """Bounds of a maximum whose masked terms are -inf, where the sums carried beside it vanish, too."""
         if len(first) != 1 or first[0].reduce.monoid != "max":
             return []
         rows = self.axis(self.c.rows, ROW)
         swept = Axis(f"{self.c.swept.name}c", self.c.swept.extent)
         found = find_bounds(first[0].inputs[0], "max", rows, swept, self.first_row, self.tiles.rows)
+        done = [first[0].reduce, *(r for scope in self.builder.scopes for r in scope.parts)]
+        found = [b for b in found if all(vanishes(r.inputs[0], b.condition, done) for r in second)]
         return found if sum(b.upper for b in found) <= 1 and sum(not b.upper for b in found) <= 1 else []
 
     def _loop(
