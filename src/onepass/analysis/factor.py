@@ -39,7 +39,7 @@ def factor(e: Expr, r: Expr) -> Expr | None:
             condition, a, b = e.args
             zero = isinstance(b, Const) and b.value == 0
             return factor(a, r) if zero and not _uses(condition, r) else None
-        case "cast" | "widen" if e.args[0].dtype.is_float:
+        case "cast" | "widen" | "narrow" if e.args[0].dtype.is_float:
             return factor(e.args[0], r)
     return None
 
