@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..analysis.access import RANDOM_COST, estimate, load_bytes, numel, storage_bytes
-from ..analysis.contraction import Contraction, contract, operands
+from ..analysis.contraction import MOST_HELD, Contraction, contract, operands
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
 from ..ir.dtypes import DType
@@ -107,7 +107,7 @@ class _Chooser:
         last = extern.contraction
         if last is None or last in self.taken:
             return
-        found = list(self._between(last, None))
+        found = [d for d in self._between(last, None) if _is_short(d)]  # longer ones could not be computed again
         # All at once; where that is no kernel, what depends on one of them, the others read from memory.
         for firsts in [found, *([first] for first in found if len(found) > 1)]:
             core = {last, *self._between(last, firsts)} if firsts else set()
@@ -351,6 +351,12 @@ class _Chooser:
                 total += self.target.launch_us
             total += (made + written) / self.target.memory_bytes_per_us
         return total
+
+
+def _is_short(define: Define) -> bool:
+    """Whether a product's sums are short enough to be computed inside a sweep."""
+    lengths = [a.extent.constant for r in reductions([define.value]) for a in r.over]
+    return all(n is not None and n <= MOST_HELD for n in lengths)
 
 
 def _cost(value: Expr) -> float:

@@ -1,0 +1,56 @@
+"""Planning of many layers takes as long as planning of one, as often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import onepass
+import onepass.planner.contractions as contractions
+
+pytest.importorskip("triton")
+WIDTH = 512
+
+
+def layer(x: Tensor, qkv: Tensor, out: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    batch, rows, _ = x.shape
+    heads = F.linear(F.layer_norm(x, (WIDTH,)), qkv).view(batch, rows, 3, 4, -1).permute(2, 0, 3, 1, 4)
+    weights = torch.softmax(heads[0] @ heads[1].transpose(-1, -2) * 0.1, -1)
+    x = x + F.linear((weights @ heads[2]).transpose(1, 2).reshape(batch, rows, WIDTH), out)
+    return x + F.linear(F.gelu(F.linear(F.layer_norm(x, (WIDTH,)), up)), down)
+
+
+def tried(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many regions are looked at in a model of so many layers."""
+    calls = 0
+    contract = contractions.contract
+
+    def counted(stores: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return contract(stores)
+
+    shapes = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+    weights = [torch.randn(s, dtype=torch.bfloat16) for _ in range(count) for s in shapes]
+
+    def model(x: Tensor, *weights: Tensor) -> Tensor:
+        for k in range(count):
+            x = layer(x, *weights[4 * k : 4 * k + 4])
+        return x
+
+    with monkeypatch.context() as patch:
+        patch.setattr(contractions, "contract", counted)
+        e = onepass.explain(
+            model, torch.randn(2, 64, WIDTH, dtype=torch.bfloat16), *weights, target="sm_90", options={"cache": False}
+        )
+    assert sum("bmm" in x.op for g in e.graphs for x in g.externs) == 0
+    return calls
+
+
+def test_planning_is_linear_in_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, four = (tried(n, monkeypatch) for n in (1, 2, 4))
+    assert four - two == 2 * (two - one) > 0
