@@ -1,8 +1,8 @@
 /* One launch of a tile kernel: gathers the arguments, picks the variant, calls the driver.
  *
  * Called as launch(kernel, pointers..., sizes..., programs, stream), all words. Returns 0, the driver's error, or
- * -1 where a pointer is not on 16 bytes and the variant for that has not been built yet. Nothing is looked up or
- * allocated here.
+ * -1 where a pointer is not on 16 bytes, or a matrix cannot be described, and the variant for that has not been
+ * built yet. Nothing is looked up or allocated here.
  */
 #include <stdarg.h>
 #include <stdint.h>
@@ -65,17 +65,20 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
   void *stream = va_arg(list, void *);
   va_end(list);
   if (programs <= 0) return 0;
-  const int general = (low & 15) != 0;
-  void *function = general ? kernel->general : kernel->aligned;
-  if (!function) return -1;
+  int general = (low & 15) != 0;
   for (int k = 0; !general && k < kernel->matrices; ++k) {
     described_t *d = &described[k];
-    const int status = describe(kernel, k, values[kernel->matrix[k].pointer], d);
-    if (status) return status;
+    if (describe(kernel, k, values[kernel->matrix[k].pointer], d)) {
+      general = 1; /* what the driver does not take is read without descriptors */
+      count = kernel->pointers + kernel->sizes;
+      break;
+    }
     arguments[count++] = d->map;
     arguments[count++] = &d->shape[0], arguments[count++] = &d->shape[1];
     arguments[count++] = &d->strides[0], arguments[count++] = &d->strides[1];
   }
+  void *function = general ? kernel->general : kernel->aligned;
+  if (!function) return -1;
   arguments[count] = &scratch[0];
   arguments[count + 1] = &scratch[1];
   return kernel->launch(function, (unsigned)programs, 1, 1, kernel->threads, 1, 1,

@@ -52,6 +52,7 @@ from .tiles import needs_wide
 
 ROW, COLUMN = 0, 1
 MOST_DESCRIBED = 256  # of a side of a block
+MOST_MATRICES = 16  # of one kernel, as its launcher takes them
 _Span: TypeAlias = tuple[tuple[Expr, ...], tuple[Poly, ...], tuple[Poly, ...]]
 
 
@@ -448,6 +449,8 @@ class ContractionScheduler:
         if max(block) > MOST_DESCRIBED or block[1] * buffer.dtype.bytes < 16:
             return None
         key = (buffer, pitch, block)
+        if key not in self.descriptors and len(self.descriptors) == MOST_MATRICES:
+            return None
         if key not in self.descriptors:
             name = f"matrix{len(self.descriptors)}"
             self.descriptors[key] = Descriptor(name, buffer, _largest_offset(buffer) // pitch + 1, pitch, block)

@@ -1,0 +1,86 @@
+"""What the launcher hands to the driver, with functions of ours in the driver's place."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from onepass.runtime.triton_kernels import MISALIGNED, _Kernel, _launcher, _Matrix
+
+LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_void_p,
+)  # fmt: skip
+ENCODE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p,
+    *[ctypes.POINTER(ctypes.c_uint64)] * 2, *[ctypes.POINTER(ctypes.c_uint32)] * 2, *[ctypes.c_int] * 4,
+)  # fmt: skip
+ALIGNED, GENERAL = 11, 22
+
+
+def word(address: int | None, kind: Any) -> int:
+    assert address is not None
+    return int(kind.from_address(address).value)
+
+
+class Driver:
+    """Keeps what it is asked; refuses matrices on request."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.launched: list[tuple[int, int, list[int]]] = []
+        self.described: list[tuple[int, list[int], int, list[int]]] = []
+        self.count, self.refuses = 0, refuses
+        self.launch, self.encode = LAUNCH(self._launch), ENCODE(self._encode)
+
+    def _launch(self, function: int, programs: int, *rest: Any) -> int:
+        arguments = rest[-2]
+        plain = [word(arguments[k], ctypes.c_uint64) for k in range(self.count)]
+        if function == ALIGNED:
+            at = self.count
+            plain += [word(arguments[at], ctypes.c_uint64)]
+            plain += [word(arguments[at + k], ctypes.c_int32) for k in (1, 2)]
+            plain += [word(arguments[at + k], ctypes.c_int64) for k in (3, 4)]
+        self.launched.append((function, programs, plain))
+        return 0
+
+    def _encode(self, out: int, kind: int, rank: int, address: int, sizes: Any, pitch: Any, block: Any, *_: Any) -> int:
+        if self.refuses:
+            return 1
+        self.described.append((address, [sizes[0], sizes[1]], pitch[0], [block[0], block[1]]))
+        ctypes.c_uint64.from_address(out).value = 77
+        return 0
+
+
+def launcher(driver: Driver, general: int | None) -> Any:
+    driver.count = 3
+    matrix = (_Matrix * 1)(_Matrix(1, 9, 3, 2, (ctypes.c_int64 * 2)(100, 64), (ctypes.c_uint32 * 2)(32, 16)))
+    driver.kept = matrix  # type: ignore[attr-defined]
+    kernel = _Kernel(
+        ctypes.cast(driver.launch, ctypes.c_void_p).value, ALIGNED, general, 128, 0, 0, 2, 1, 1,
+        ctypes.cast(driver.encode, ctypes.c_void_p).value, ctypes.addressof(matrix),
+    )  # fmt: skip
+    call = _launcher(2, 1)
+    return lambda *words: call(ctypes.byref(kernel), *words)
+
+
+def test_matrices_follow_pointers_and_sizes() -> None:
+    driver = Driver()
+    assert launcher(driver, None)(1600, 3200, 5, 8, 0) == 0
+    assert driver.described == [(3200, [64, 100], 128, [16, 32])]
+    assert driver.launched == [(ALIGNED, 8, [1600, 3200, 5, 77, 100, 64, 64, 1])]
+
+
+@pytest.mark.parametrize(("pointer", "refuses"), [(3202, False), (3200, True)])
+def test_what_cannot_be_described_is_read_without(pointer: int, refuses: bool) -> None:
+    driver = Driver(refuses)
+    assert launcher(driver, None)(1600, pointer, 5, 8, 0) == MISALIGNED
+    assert launcher(driver, GENERAL)(1600, pointer, 5, 8, 0) == 0
+    assert driver.launched == [(GENERAL, 8, [1600, pointer, 5])]
+
+
+def test_no_programs_launch_nothing() -> None:
+    driver = Driver()
+    assert launcher(driver, None)(1600, 3200, 5, 0, 0) == 0
+    assert not driver.launched
