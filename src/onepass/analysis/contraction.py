@@ -16,6 +16,7 @@ from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce,
 from ..ir.plan import Store
 from ..ir.poly import Axis, Poly
 from .access import estimate, flat_offset
+from .collapse import collapse
 from .factor import same_number
 from .inline import reductions
 from .nest import Nest, Refusal
@@ -64,7 +65,7 @@ def _uncast(e: Expr) -> Expr:
 
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
-    nest = unify(list(stores))
+    nest = collapse(unify(list(stores)))
     nest = replace(nest, stores=tuple(replace(s, value=_prepared(s.value)) for s in nest.stores))
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
