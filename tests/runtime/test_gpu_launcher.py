@@ -56,10 +56,9 @@ class Driver:
 def launcher(driver: Driver, general: int | None) -> Any:
     driver.count = 3
     matrix = (_Matrix * 1)(_Matrix(1, 9, 3, 2, (ctypes.c_int64 * 2)(100, 64), (ctypes.c_uint32 * 2)(32, 16)))
-    driver.kept = matrix  # type: ignore[attr-defined]
     kernel = _Kernel(
         ctypes.cast(driver.launch, ctypes.c_void_p).value, ALIGNED, general, 128, 0, 0, 2, 1, 1,
-        ctypes.cast(driver.encode, ctypes.c_void_p).value, ctypes.addressof(matrix),
+        ctypes.cast(driver.encode, ctypes.c_void_p).value, matrix,
     )  # fmt: skip
     call = _launcher(2, 1)
     return lambda *words: call(ctypes.byref(kernel), *words)

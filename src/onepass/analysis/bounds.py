@@ -15,7 +15,7 @@ from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Pointwise, const, rewrite
 from ..ir.monoids import identity
 from ..ir.poly import Axis, Poly
-from .conditions import as_difference
+from .conditions import as_difference, fold_logic
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +149,6 @@ def assuming(value: Expr, conditions: Iterable[Expr], finished: Iterable[Expr]) 
             memo[opposite] = false
 
     def fold(e: Expr) -> Expr | None:
-        if not isinstance(e, Pointwise) or e.op not in ("bitand", "bitor", "bitnot"):
-            return None
-        for a, b in (e.args, e.args[::-1]) if len(e.args) == 2 else ():
-            if isinstance(a, Const):
-                return a if (e.op == "bitor") == bool(a.value) else b
-        if e.op == "bitnot" and isinstance(e.args[0], Const):
-            return const(not e.args[0].value, DType.BOOL)
-        return None
+        return fold_logic(e) if isinstance(e, Pointwise) and e.op in ("bitand", "bitor", "bitnot") else None
 
     return rewrite(value, fold, None, memo)

@@ -97,7 +97,7 @@ def specialise(
                 return const(True, DType.BOOL)
             return const(False, DType.BOOL) if nonnegative(low - high) else None
         if isinstance(e, Pointwise) and e.dtype is DType.BOOL and e.op in ("bitand", "bitor", "bitnot"):
-            return _fold_logic(e)
+            return fold_logic(e)
         if isinstance(e, Pointwise) and e.op == "where":
             return pointwise("where", *e.args, dtype=e.dtype)
         return None
@@ -106,7 +106,8 @@ def specialise(
     return tuple(rewrite(v, fold, None, memo) for v in values)
 
 
-def _fold_logic(e: Pointwise) -> Expr | None:
+def fold_logic(e: Pointwise) -> Expr | None:
+    """What is left of an operation on bools when one side is known; None if neither is."""
     if e.op == "bitnot":
         a = e.args[0]
         return const(not a.value, DType.BOOL) if isinstance(a, Const) else None

@@ -52,9 +52,9 @@ class Regions:
 
 def choose_contractions(program: Program, target: Target, options: Options) -> Regions:
     """Decide on every matrix product of a program."""
-    chooser = _Chooser(program, target)
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
+    chooser = _Chooser(program, target)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -227,20 +227,9 @@ class _Chooser:
     def _consider(self, members: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
         """One kernel of the members, with what they read computed again; else with less of it."""
         cheap = self._again(members)
-        placed = tuple(d for d in cheap if not any(b not in self.define_of for b in self._read_by(d)))
+        placed = tuple(d for d in cheap if not self._memory(d))
         choices = dict.fromkeys((cheap, placed))
         return any(self._try(members, again, first, last, kind) for again in choices)
-
-    def _read_by(self, define: Define) -> set[Buffer]:
-        """Everything a value is made of, back to what is not computed."""
-        found: set[Buffer] = set()
-        stack = [define]
-        while stack:
-            for b in loaded(stack.pop().value):
-                if b not in found:
-                    found.add(b)
-                    stack += [self.define_of[b]] if b in self.define_of else []
-        return found
 
     def _try(self, members: tuple[Define, ...], again: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
         stored = self._stored(members)
@@ -280,14 +269,19 @@ class _Chooser:
             stack.extend(fresh)
         return chain
 
+    def _memory(self, define: Define) -> set[Load]:
+        """What a point-wise value reads, with all it is made of."""
+        chain = self._chain(define)
+        made = {d.buffer for d in chain}
+        return {e for d in chain for e in postorder([d.value]) if isinstance(e, Load) and e.buffer not in made}
+
     def _is_cheap(self, define: Define) -> bool:
         """Whether computing it from memory, or from positions alone, for every step beats reading it."""
         if define not in self.cheap:
             chain, shape = self._chain(define), define.buffer.shape
-            made, points = {d.buffer for d in chain}, max(1, numel(define.axes))
-            read = {e for d in chain for e in postorder([d.value]) if isinstance(e, Load) and e.buffer not in made}
+            points = max(1, numel(define.axes))
             cost = sum(_cost(d.value) * min(1.0, numel(d.axes) / points) for d in chain)
-            moved, own = sum(load_bytes(e) for e in read), storage_bytes(define.buffer)
+            moved, own = sum(load_bytes(e) for e in self._memory(define)), storage_bytes(define.buffer)
             row = len(shape) < 2 or any(n.constant == 1 for n in shape[-2:])
             most, wider = (PLACE_COST if row or 16 * moved <= own else CHEAP_COST), 8 if row else 2
             self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
@@ -298,12 +292,12 @@ class _Chooser:
         values = opened(c.nest)
         found = [r for r in reductions(values) if operands(r) is not None]
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
-        products = sum(self._products(r) for r in found)
+        products = sum(numel((*r.axes, *r.over)) for r in found)
         plain = all(isinstance(side, Load) for r in found for side in operands(r) or ())
         tiles = numel(c.grid) * -(-estimate(c.rows.extent) // 128) * -(-estimate(c.columns.extent) // 128)
         large = tiles >= 4 * self.target.processors
         rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
-        work = sum(_points(e) for e in postorder(values) if isinstance(e, Pointwise | Random) and e not in units)
+        work = sum(_work(e) * numel(e.axes) for e in postorder(values) if e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
         if not self.target.rounded_products and any(operands(r)[0].dtype is DType.F32 for r in found):  # type: ignore[index]
@@ -318,14 +312,6 @@ class _Chooser:
             return self.target.products_per_us
         return self.target.products_per_us / (2 if self.target.rounded_products else 16)
 
-    @staticmethod
-    def _products(reduce: object) -> int:
-        axes = (*reduce.axes, *reduce.over)  # type: ignore[attr-defined]
-        total = 1
-        for a in axes:
-            total *= estimate(a.extent)
-        return total
-
     def _apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
         total, stored = 0.0, set(self._stored(members))
@@ -338,7 +324,7 @@ class _Chooser:
         for d in members:
             reads = sum(storage_bytes(b) for b in loaded(d.value))
             if d.buffer in self.product_of:
-                products = sum(self._products(r) for r in reductions([d.value]))
+                products = sum(numel((*r.axes, *r.over)) for r in reductions([d.value]))
                 compute = products / (LIBRARY * self._rate([d.value]))
                 memory = (reads + storage_bytes(d.buffer)) / self.target.memory_bytes_per_us
                 total += self.target.launch_us + max(compute, memory)
@@ -361,12 +347,8 @@ def _is_short(define: Define) -> bool:
 
 def _cost(value: Expr) -> float:
     """Work of one element; conversions to compute in float32 and back cancel where values are put together."""
-    found = (e for e in postorder([value]) if isinstance(e, Random) or (isinstance(e, Pointwise) and e.op not in CASTS))
-    return sum(OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST for e in found)
+    return sum(_work(e) for e in postorder([value]) if not (isinstance(e, Pointwise) and e.op in CASTS))
 
 
-def _points(e: Expr) -> float:
-    total = OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST
-    for a in e.axes:
-        total *= estimate(a.extent)
-    return total
+def _work(e: Expr) -> float:
+    return OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST if isinstance(e, Random) else 0.0

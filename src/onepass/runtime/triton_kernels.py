@@ -217,19 +217,19 @@ def _ask_assembler(ptx: str, target: Target) -> tuple[int, int]:
 # --- launching ---
 
 
+class _Matrix(ctypes.Structure):
+    _fields_ = [
+        ("pointer", ctypes.c_int32), ("type", ctypes.c_int32), ("swizzle", ctypes.c_int32), ("bytes", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * 2), ("block", ctypes.c_uint32 * 2),
+    ]  # fmt: skip
+
+
 class _Kernel(ctypes.Structure):
     _fields_ = [
         ("launch", ctypes.c_void_p), ("aligned", ctypes.c_void_p), ("general", ctypes.c_void_p),
         ("threads", ctypes.c_uint32), ("shared", ctypes.c_uint32), ("general_shared", ctypes.c_uint32),
         ("pointers", ctypes.c_int32), ("sizes", ctypes.c_int32),
-        ("matrices", ctypes.c_int32), ("encode", ctypes.c_void_p), ("matrix", ctypes.c_void_p),
-    ]  # fmt: skip
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = [
-        ("pointer", ctypes.c_int32), ("type", ctypes.c_int32), ("swizzle", ctypes.c_int32), ("bytes", ctypes.c_int32),
-        ("shape", ctypes.c_int64 * 2), ("block", ctypes.c_uint32 * 2),
+        ("matrices", ctypes.c_int32), ("encode", ctypes.c_void_p), ("matrix", ctypes.POINTER(_Matrix)),
     ]  # fmt: skip
 
 
@@ -255,11 +255,10 @@ def _on_device(
     matrices = _described(built, source)
     kernel = _Kernel(
         gpu.launch_address, function, None, built.threads, built.shared, 0, source.pointers, source.symbols,
-        len(source.matrices), gpu.encode_address if source.matrices else None, ctypes.addressof(matrices),
+        len(source.matrices), gpu.encode_address if source.matrices else None, matrices,
     )  # fmt: skip
     launch = functools.partial(_launcher(source.pointers, source.symbols), ctypes.byref(kernel))
     lock = threading.Lock()
-    kept = matrices  # the launcher has only its address
 
     def recover(*arguments: int) -> None:
         with lock, torch.cuda.device(device):
@@ -271,7 +270,6 @@ def _on_device(
                 gpu.bind(device)
                 status = launch(*arguments)
         if status:
-            assert kept is matrices
             raise RuntimeError(f"onepass: launching {source.name} failed with driver error {status}")
 
     return launch, recover
