@@ -38,6 +38,10 @@ def main() -> None:
     run(lambda a, t: F.cross_entropy(a, t), x(67, 130, grad=True), index)
     run(lambda a: F.dropout(F.gelu(a), 0.2), x(67, 130, grad=True))  # four-wide random numbers
     run(lambda a: a.sin(), x(4099)[1:4098])  # a misaligned pointer
+    q, k, v = (x(2, 4, n, 64).bfloat16() for n in (256, 256, 256))
+    run(lambda q, k, v: ((q @ k.mT) * 0.1).softmax(-1) @ v, q, k, v)  # attention, matrices copied by hardware
+    run(lambda q, k, v: ((q @ k.mT) * 0.1).softmax(-1) @ v, q[:, :, :67], k[:, :, :131], v[:, :, :131])  # with masks
+    run(lambda a, w: F.gelu(a @ w), x(67, 130).bfloat16(), x(130, 75).bfloat16())  # a product with what follows it
 
 
 if __name__ == "__main__":
