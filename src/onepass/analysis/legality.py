@@ -23,6 +23,7 @@ from .nest import Nest, Refusal, direct_reductions
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
+NARROW_COLUMNS = 16  # of a contiguous axis: narrower tiles leave parts of a memory sector unused
 WIDENED_PROGRAMS = 8  # per processor: with fewer, small results do not decide how programs are numbered
 
 
@@ -49,7 +50,11 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     if isinstance(found, Refusal) and any(len(r.over) > 1 for r in reduces):
         merged = collapse(nest)
         found = _split(merged, reductions(s.value for s in merged.stores), work, target)
-    return Refusal(crossing) if crossing is not None and isinstance(found, Refusal) else found
+    if not isinstance(found, Refusal):
+        return found
+    if crossing is None and target.warp and numel(nest.outer) >= 2 * NARROW_COLUMNS * target.processors:
+        return nest  # what cannot be split has programs enough if each takes fewer columns
+    return Refusal(crossing) if crossing is not None else found
 
 
 def _alone(nest: Nest, target: Target) -> str | None:
