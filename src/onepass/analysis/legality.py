@@ -19,7 +19,7 @@ from .access import estimate, flat_offset, numel, tile_elements
 from .carried import cannot_carry
 from .collapse import collapse
 from .inline import reductions
-from .nest import Nest, Refusal, direct_reductions
+from .nest import Nest, Refusal, direct_reductions, swept_again
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
@@ -72,9 +72,13 @@ def _alone(nest: Nest, target: Target) -> str | None:
 
 def _enough(nest: Nest, work: int, target: Target) -> bool:
     """Whether the outer classes give programs enough. One with many threads has a processor to itself and goes on
-    while others would be started."""
+    while others would be started; but where it has to read a long row again from memory, more should share it."""
     programs = programs_of(nest, target)
     if target.warp and programs == numel(nest.outer):
+        inner = [c for c in nest.classes if c not in nest.outer]
+        again = programs * swept_again(nest, inner[0]) if len(inner) == 1 else 0
+        if programs < 2 * target.processors and again > target.chip_cache_bytes:
+            return False
         return 2 * programs >= target.processors or work <= SERIAL_ELEMENTS * programs
     return programs >= 2 * target.processors
 
@@ -121,7 +125,7 @@ def programs_of(nest: Nest, target: Target) -> int:
             if isinstance(e, Load) and e.axes - frozenset(nest.outer):
                 offset = flat_offset(e.buffer, e.index)
                 if any(c is Poly.ONE for a in nest.outer if (c := offset.coefficient(a)) is not None):
-                    return max(1, programs // target.columns)
+                    return -(-programs // target.columns)
     return programs
 
 

@@ -6,17 +6,16 @@ vector axis in strips of `lanes`. Sizes are chosen so that each thread has a few
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.carried import Pieces, fits_whole, row_pieces
 from ..analysis.inline import reductions
 from ..analysis.legality import NARROW_COLUMNS
-from ..analysis.nest import Nest, aligned_along, offsets
-from ..ir.expr import Expr, Load, Random, postorder
+from ..analysis.nest import Nest, aligned_along, offsets, swept_again
+from ..ir.expr import Load, Random, postorder
 from ..ir.poly import Axis, Poly
-from ..ir.program import Buffer
 from ..ir.target import Target
 from .layout import AxisOrder, access_scores
 
@@ -191,7 +190,7 @@ def _warps_alone(nest: Nest, vector: Axis, target: Target) -> int:
     processors can take, each gets more threads.
     """
     rows = numel(nest.outer)
-    row_bytes = _swept_again(nest, vector)
+    row_bytes = swept_again(nest, vector)
 
     def resident(warps: int) -> int:
         return min(rows, target.processors * max(1, THREADS // (warps * target.warp)))
@@ -205,26 +204,6 @@ def _warps_alone(nest: Nest, vector: Axis, target: Target) -> int:
     if row_bytes and not stays(4):
         few = max(few, next((w for w in (8, 16, 32) if stays(w)), 32 if stays(32, 1.0) else 0))
     return min(few, most)
-
-
-def _swept_again(nest: Nest, vector: Axis) -> int:
-    """Bytes of a row that is read before and after a reduction over it; what all rows share is there anyway."""
-    bound = frozenset((vector, *(a for a, c in nest.bound.items() if c is vector)))
-    outer = frozenset(nest.outer)
-
-    def rows(values: Iterable[Expr]) -> set[Buffer]:
-        loads = (e for e in values if isinstance(e, Load))
-        return {e.buffer for e in loads if e.axes & bound and (e.axes & outer or not outer)}
-
-    total = 0
-    for store in nest.stores:
-        if vector not in store.domain:
-            continue
-        inside = reductions([store.value])
-        before = rows(postorder([v for r in inside for v in r.inputs]))
-        after = rows(postorder([store.value], into_reductions=False))
-        total = max(total, sum(b.dtype.bytes for b in before & after))
-    return total * (vector.extent.constant or 0)
 
 
 def _alone(nest: Nest, vector: Axis, threads: int, aligned: bool, target: Target) -> tuple[int, int]:
@@ -372,7 +351,7 @@ def _across(
         return None
     long = LINE_LANES * estimate(inner[0].extent) > COLUMN_ELEMENTS
     many = numel(nest.outer) >= 2 * NARROW_COLUMNS * target.processors
-    return axis if not _swept_again(nest, inner[0]) or (long and many) else None
+    return axis if not swept_again(nest, inner[0]) or (long and many) else None
 
 
 def _square_blocks(nest: Nest, outer: Sequence[Axis], held: Sequence[Axis]) -> dict[Axis, int]:
