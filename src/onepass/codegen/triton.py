@@ -20,6 +20,7 @@ from ..ir.kernel import (
     Contract,
     Finish,
     Fold,
+    GridAxis,
     Kernel,
     Let,
     LoadElement,
@@ -30,6 +31,7 @@ from ..ir.kernel import (
     RandomWord,
     ReadLocal,
     Rescale,
+    Share,
     Start,
     Statement,
     StoreElement,
@@ -129,12 +131,16 @@ class _Emitter(Emitter):
         """The program number becomes one position per grid axis, the last one fastest."""
         left = "tl.program_id(0)" + (".to(tl.int64)" if self.kernel.wide else "")
         axes = self.kernel.grid
-        if self.kernel.resident:
+        if self.kernel.resident and not any(isinstance(s, Share) for s in self.kernel.body):
             total = self.poly(product(g.extent for g in axes))
             flat = ", flatten=True" if self.kernel.flat else ""
             self.line(f"for program in tl.range({left}, {total}, tl.num_programs(0){flat}):")
             self.depth += 1
             left = "program"
+        self.positions(axes, left)
+
+    def positions(self, axes: tuple[GridAxis, ...], left: str) -> None:
+        """The number `left` as one position per grid axis."""
         for k in range(len(axes) - 1, -1, -1):
             name = axes[k].axis.name
             if k == 0:
@@ -240,6 +246,8 @@ class _Emitter(Emitter):
                 self.contract(s)
             case Loop():
                 self.loop(s)
+            case Share():
+                self.share(s)
             case Tile():
                 self.tile(s)
             case Bind():
@@ -392,6 +400,22 @@ class _Emitter(Emitter):
         if self.kernel.wide:
             self.line(f"    {name} = tl.cast({counter}, tl.int64)")
         self.nested(s.body)
+
+    def share(self, s: Share) -> None:
+        """Programs that stay come from the share before with the next number that is theirs."""
+        first, end, number = self.poly(s.first), self.poly(s.end), "program"
+        if self.kernel.resident:
+            every, number = "tl.num_programs(0)", "turn"
+            start = f"program + ({first} - program + {every} - 1) // {every} * {every}"
+            start = "program" if s.first is Poly.ZERO else start
+            self.line(f"for turn in tl.range({start}, {end}, {every}{', flatten=True' if s.flat else ''}):")
+        else:
+            after = "" if s.first is Poly.ZERO else f"(program >= {first}) & "
+            self.line(f"if {after}(program < {end}):")
+        self.depth += 1
+        self.positions(s.grid, number if s.first is Poly.ZERO else f"({number} - {first})")
+        self.block(s.body)
+        self.depth -= 1
 
     # --- cells and accumulators ---
 

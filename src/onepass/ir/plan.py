@@ -38,6 +38,7 @@ class Group:
     stores: tuple[Store, ...]
     members: tuple[Define, ...]
     products: bool = False  # matrix products are computed inside
+    beside: bool = False  # several of them, with nothing in common but their launch
 
     @property
     def origins(self) -> tuple[Origin, ...]:

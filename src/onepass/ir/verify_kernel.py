@@ -22,6 +22,7 @@ from .kernel import (
     RandomWord,
     ReadLocal,
     Rescale,
+    Share,
     Start,
     Statement,
     StoreElement,
@@ -174,6 +175,9 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
         case When():
             use(s.condition)
             _verify_block(kernel, s.body, scope)
+        case Share():
+            use(s.first, s.end)
+            _verify_share(kernel, s, scope)
         case Loop():
             use(s.extent, s.limit, *s.after, *s.before)
             inside = {s.axis.name} | ({s.lane.name} if s.lane is not None else set())
@@ -181,6 +185,13 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
                 raise VerifyError(f"{kernel.name}: loop axis {s.axis.name} hides another")
             _verify_block(kernel, s.prologue, _Scope(scope.names | {f"{s.axis.name}_at"}, scope.accumulators))
             _verify_block(kernel, s.body, _Scope(scope.names | inside, scope.accumulators))
+
+
+def _verify_share(kernel: Kernel, s: Share, scope: _Scope) -> None:
+    inside = {g.axis.name for g in s.grid}
+    if len(inside) != len(s.grid) or inside & scope.names:
+        raise VerifyError(f"{kernel.name}: a grid axis hides another")
+    _verify_block(kernel, s.body, _Scope(scope.names | inside, scope.accumulators))
 
 
 def _started(kernel: Kernel, name: str, scope: _Scope) -> None:

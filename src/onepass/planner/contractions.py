@@ -8,9 +8,9 @@ tried whole; the answer keeps its number.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..analysis.access import RANDOM_COST, estimate, load_bytes, numel, storage_bytes
+from ..analysis.access import RANDOM_COST, load_bytes, numel, storage_bytes
 from ..analysis.contraction import MOST_HELD, Contraction, contract, operands
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
@@ -21,8 +21,9 @@ from ..ir.options import Options
 from ..ir.plan import Decision, Store
 from ..ir.program import Buffer, Define, Extern, Program, Update
 from ..ir.target import Target
-from .cost import predict_us
+from .beside import join_beside
 from .groups import things
+from .regions import Effort, Region, Regions, tiles_of
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones.
 LIBRARY, NESTED, ALONE, FEW, COMPUTED = 1.0, 0.75, 0.95, 0.8, 0.65
@@ -31,23 +32,6 @@ CHEAP_COST, PLACE_COST = 4.0, 24.0
 UNROUNDED = 0.4  # of the library's rate on float32 operands that no matrix unit takes
 MOST_MEMBERS = 48
 CASTS = ("cast", "narrow", "widen")
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """What must share a kernel. `again`: computed here although others may store it too."""
-
-    members: tuple[Define, ...]
-    again: tuple[Define, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Regions:
-    """The program with some products as definitions, and the kernels they are in."""
-
-    program: Program
-    regions: tuple[Region, ...]
-    decisions: tuple[Decision, ...]
 
 
 def choose_contractions(program: Program, target: Target, options: Options) -> Regions:
@@ -59,6 +43,7 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
         chooser.try_chain(extern)
     for extern in chooser.products:
         chooser.try_alone(extern)
+    join_beside(chooser, program)
     chosen = {d for r in chooser.regions for d in r.members}
     statements = tuple(
         s.contraction if isinstance(s, Extern) and s.contraction in chosen else s for s in program.statements
@@ -233,12 +218,11 @@ class _Chooser:
 
     def _try(self, members: tuple[Define, ...], again: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
         stored = self._stored(members)
-        inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
-        found = contract([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+        found = self.contracted(members, again)
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
-        together, apart = self._together(found), self._apart(members, again)
+        together, apart = self.together(found), self.apart(members, again)
         moved = 2 * sum(storage_bytes(d.buffer) for d in members if d not in stored)
         accepted = together < apart
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
@@ -247,6 +231,12 @@ class _Chooser:
             self.taken.update(members)
             self.regions.append(Region(members, again))
         return accepted
+
+    def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
+        """A region as one nest of products."""
+        stored = self._stored(members)
+        inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
+        return contract([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
 
     def _again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
@@ -287,23 +277,28 @@ class _Chooser:
             self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
         return self.cheap[define]
 
-    def _together(self, c: Contraction) -> float:
-        """Predicted time as one kernel. What sweeps share is counted once; the matrix unit multiplies and adds."""
+    def together(self, c: Contraction) -> float:
+        """Predicted time as one kernel."""
+        return self.effort(c).time_us(self.target)
+
+    def effort(self, c: Contraction, others: int = 0) -> Effort:
+        """What a kernel takes. What sweeps share is counted once; the matrix unit multiplies and adds.
+
+        `others`: tiles of results that share the launch.
+        """
         values = opened(c.nest)
         found = [r for r in reductions(values) if operands(r) is not None]
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
         products = sum(numel((*r.axes, *r.over)) for r in found)
         plain = all(isinstance(side, Load) for r in found for side in operands(r) or ())
-        tiles = numel(c.grid) * -(-estimate(c.rows.extent) // 128) * -(-estimate(c.columns.extent) // 128)
-        large = tiles >= 4 * self.target.processors
+        large = tiles_of(c) + others >= 4 * self.target.processors
         rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
         work = sum(_work(e) * numel(e.axes) for e in postorder(values) if e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
         if not self.target.rounded_products and any(operands(r)[0].dtype is DType.F32 for r in found):  # type: ignore[index]
             rate *= UNROUNDED
-        unit, rest = products / (rate * self._rate(values)), predict_us(moved, work, 1, self.target)
-        return max(unit, rest) + 0.1 * min(unit, rest)
+        return Effort(products / (rate * self._rate(values)), moved, work)
 
     def _rate(self, values: list[Expr]) -> float:
         """Multiply-adds per microsecond of the library on operands of this type."""
@@ -312,7 +307,7 @@ class _Chooser:
             return self.target.products_per_us
         return self.target.products_per_us / (2 if self.target.rounded_products else 16)
 
-    def _apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
+    def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
         total, stored = 0.0, set(self._stored(members))
         own = {*members, *again}

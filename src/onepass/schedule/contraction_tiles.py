@@ -31,13 +31,13 @@ class Tiles:
 
 
 def choose_product_tiles(
-    c: Contraction, width: int, products: int, across: bool, target: Target, candidate: int
+    c: Contraction, width: int, products: int, across: bool, target: Target, candidate: int, others: int = 0
 ) -> Tiles:
     """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers.
 
-    `across`: the matrix with the columns is contiguous along them.
+    `across`: the matrix with the columns is contiguous along them. `others`: elements of results beside this one.
     """
-    tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target)
+    tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target, others)
     for _ in range(candidate):
         tiles = _smaller(tiles, nested=bool(c.inner))
     return _fitting(tiles, c, width, products, target)
@@ -66,7 +66,7 @@ def _nested(c: Contraction, width: int) -> Tiles:
     return Tiles(rows, columns, step, warps, stages)
 
 
-def _plain(c: Contraction, width: int, products: int, across: bool, target: Target) -> Tiles:
+def _plain(c: Contraction, width: int, products: int, across: bool, target: Target, beside: int) -> Tiles:
     """One product, or several with the same rows: square tiles where the result is large."""
     rows, columns, step = _lanes(c.rows, 128), _lanes(c.columns, 128), _lanes(c.swept, 128 // width)
     others = 1
@@ -74,7 +74,7 @@ def _plain(c: Contraction, width: int, products: int, across: bool, target: Targ
         others *= estimate(a.extent)
 
     def programs(r: int, n: int) -> int:
-        return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n)
+        return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n) + beside // (r * n)
 
     if rows <= FEW_ROWS:  # the other matrix is read once: long lines of it, many on their way
         columns, step = (_lanes(c.columns, 128), _lanes(c.swept, 64)) if across else (32, _lanes(c.swept, 256))

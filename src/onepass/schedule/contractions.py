@@ -108,20 +108,31 @@ class ContractionScheduler:
     """Builds one kernel from one contraction."""
 
     def __init__(
-        self, contraction: Contraction, target: Target, candidate: int, chunk: Axis | None = None, steps: int = 0
+        self,
+        contraction: Contraction,
+        target: Target,
+        candidate: int,
+        chunk: Axis | None = None,
+        steps: int = 0,
+        company: ContractionScheduler | None = None,
+        others: int = 0,
     ) -> None:
+        """`company`: a kernel that shares the launch; `others`: elements of the results beside this one in it."""
         self.c, self.target = contraction, target
         self.chunk, self.steps = chunk, steps  # of a split: which part of the swept class, and how many steps it has
         self.states: list[tuple[Buffer, tuple[Poly, ...], Expr]] = []  # of a split: what is stored instead
-        self.builder = Builder()
+        self.builder: Builder = Builder(company.builder if company is not None else None)
         self.grid: list[GridAxis] = []
         self.opened: dict[tuple[Axis, int], Axis] = {}  # class and dimension -> the axis that expressions use
         self.lanes: dict[Axis, Axis] = {}  # that axis -> its tile
         self.starts: dict[Axis, Poly] = {}  # that axis -> the first position of its tile
         self.whole: set[Axis] = set()  # those whose tiles never cross the end
-        self.descriptors: dict[tuple[Buffer, int, tuple[int, int]], Descriptor] = {}
+        self.descriptors: dict[tuple[Buffer, int, tuple[int, int]], Descriptor]
+        self.descriptors = company.descriptors if company is not None else {}
         self.wide = any(needs_wide(b) for b in self._buffers())
-        self.tiles: Tiles = choose_product_tiles(contraction, *self._operands(), self._across(), target, candidate)
+        self.tiles: Tiles = choose_product_tiles(
+            contraction, *self._operands(), self._across(), target, candidate, others
+        )
 
     def _operands(self) -> tuple[int, int]:
         """Bytes of an operand of the matrix unit, and how many products there are."""
