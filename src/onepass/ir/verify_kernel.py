@@ -100,7 +100,10 @@ def verify_kernel(kernel: Kernel) -> None:
 def _verify_block(kernel: Kernel, body: tuple[Statement, ...], outer: _Scope) -> None:
     scope = _Scope(set(outer.names), set(outer.accumulators))
     for s in body:
-        _verify_statement(kernel, s, scope)
+        if isinstance(s, Share):
+            _verify_share(kernel, s, scope)
+        else:
+            _verify_statement(kernel, s, scope)
 
 
 def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
@@ -175,9 +178,6 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
         case When():
             use(s.condition)
             _verify_block(kernel, s.body, scope)
-        case Share():
-            use(s.first, s.end)
-            _verify_share(kernel, s, scope)
         case Loop():
             use(s.extent, s.limit, *s.after, *s.before)
             inside = {s.axis.name} | ({s.lane.name} if s.lane is not None else set())
@@ -188,6 +188,7 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
 
 
 def _verify_share(kernel: Kernel, s: Share, scope: _Scope) -> None:
+    _use_poly(kernel, s.end, scope, s)
     inside = {g.axis.name for g in s.grid}
     if len(inside) != len(s.grid) or inside & scope.names:
         raise VerifyError(f"{kernel.name}: a grid axis hides another")

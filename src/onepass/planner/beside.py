@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..analysis.contraction import Contraction, operands
+from ..analysis.contraction import Contraction, operands, uncast
 from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
+from ..analysis.single_row import vector_and_matrix
 from ..ir.expr import Expr, Load
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define, Extern, HostValue, Program
@@ -86,10 +87,13 @@ def _sharing(prices: Prices) -> list[list[Region]]:
 
 
 def _left(define: Define) -> Expr | None:
-    """The first matrix of a product, if it is read from memory."""
-    sides = [side for r in reductions([define.value]) for side in operands(r) or ()]
-    rows = define.dimensions[-2:-1]
-    return next((s for s in sides if isinstance(s, Load) and s.axes.issuperset(rows)), None)
+    """The first matrix of a product, or its only row, if it is read from memory."""
+    sides = [side for r in reductions([define.value]) for side in operands(r) or vector_and_matrix(r) or ()]
+    rows = [a for a in define.dimensions[-2:-1] if a in define.axes]
+    columns = frozenset(define.axes[-1:])
+    return next(
+        (s for s in map(uncast, sides) if isinstance(s, Load) and s.axes >= {*rows} and not s.axes & columns), None
+    )
 
 
 class _Links:
