@@ -58,9 +58,11 @@ def operands(reduce: Reduce) -> tuple[Expr, Expr] | None:
 
 
 def uncast(e: Expr) -> Expr:
-    """A float32 operand before it was widened from 16 bits."""
-    if isinstance(e, Pointwise) and e.op == "cast" and e.args[0].dtype.is_half:
-        return e.args[0]
+    """An operand of 32 bits before it was widened from what the matrix unit takes."""
+    if isinstance(e, Pointwise) and e.op == "cast":
+        (inner,) = e.args
+        if inner.dtype.is_half or inner.dtype is (DType.I8 if e.dtype is DType.I32 else DType.F8E4M3):
+            return inner
     return e
 
 
@@ -198,7 +200,7 @@ def scale_outside(e: Expr) -> Expr | None:
         return None
     reduce = e.source
     sides = operands(reduce)
-    if sides is None:
+    if sides is None or not sides[0].dtype.is_float:
         return None
     (over,) = reduce.over
     scaled = [_split(s, over) for s in sides]

@@ -40,12 +40,13 @@ from ..ir.kernel import (
     Var,
     When,
     WriteLocal,
-    walk,
 )
 from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative, product
 from ..ir.source import KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
+from .tile_facts import is_innermost, packed_matrices, tile_rank
 from .triton_ops import (
+    MATRIX_TYPES,
     from_word,
     identities,
     signature_type,
@@ -70,8 +71,10 @@ def emit_triton(kernel: Kernel, exact: bool = False, hardware_tanh: bool = False
     general = _Emitter(kernel, hardware_tanh, describe=False).unit() if kernel.descriptors else ""
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
-    signature = tuple(f"*{signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
-    described = [(d, f"tensordesc<{signature_type(d.buffer.dtype)}{list(d.block)}>") for d in kernel.descriptors]
+    types = {b: MATRIX_TYPES[b.dtype][0] for b in packed_matrices(kernel)}
+    signature = tuple(f"*{types.get(b) or signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
+    kinds = [types.get(d.buffer) or signature_type(d.buffer.dtype) for d in kernel.descriptors]
+    described = [(d, f"tensordesc<{kind}{list(d.block)}>") for d, kind in zip(kernel.descriptors, kinds, strict=True)]
     signature += tuple(kind for _, kind in described)
     matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d, _ in described)
     facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices}"
@@ -105,7 +108,8 @@ class _Emitter(Emitter):
         self.tiles: dict[str, _Open] = {}
         self.dims: dict[str, frozenset[str]] = {}  # the tile axes of every block-valued name; scalars have no entry
         self.loaded: set[str] = set()  # names that hold zero where lanes do not count
-        self.rank = _rank(kernel.body)
+        self.typed = {name for names in packed_matrices(kernel).values() for name in names}
+        self.rank = tile_rank(kernel.body)
 
     # --- the unit ---
 
@@ -306,7 +310,8 @@ class _Emitter(Emitter):
                 offset = f"({offset} + tl.where({guards[0]}, zero, zero))"
                 dims = (dims or _NONE) | extra
         mask = self.mask(dims, *guards)
-        arguments = [f"{self.pointers[s.buffer]} + {offset}", *([f"mask={mask}, other=0"] if mask is not None else [])]
+        arguments = [f"{self.pointers[s.buffer]} + {offset}"]
+        arguments += [f"mask={mask}, other={'0.0' if s.var.name in self.typed else 0}"] if mask is not None else []
         arguments += [f'eviction_policy="{_EVICTION[s.reuse]}"'] if s.reuse else []
         self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
         self.loaded.add(s.var.name)
@@ -391,7 +396,7 @@ class _Emitter(Emitter):
         name = s.axis.name
         stages = (
             f", num_stages={self.kernel.stages}"
-            if self.kernel.stages and not self.kernel.resident and _innermost(s) and s.extent is not Poly.ONE
+            if self.kernel.stages and not self.kernel.resident and is_innermost(s) and s.extent is not Poly.ONE
             else ""
         )
         kind = "tl.range" if stages else "range"
@@ -539,8 +544,14 @@ class _Emitter(Emitter):
         for side, axis in zip((s.left, s.right), s.summed, strict=True):
             loaded = isinstance(side, Var) and side.name in self.loaded
             text = self.operand(side) if loaded else self.masked(side, zero, (axis,))
-            sides.append(text if operand_dtype(side) is s.operands else f"({text}).to({triton_type(s.operands)})")
+            text = text if operand_dtype(side) is s.operands else f"({text}).to({triton_type(s.operands)})"
+            raw = s.operands.is_packed and not (isinstance(side, Var) and side.name in self.typed)
+            sides.append(f"({text}).to({MATRIX_TYPES[s.operands][1]}, bitcast=True)" if raw else text)
         precision = f', input_precision="{s.precision}"' if s.operands is DType.F32 else ""
+        if s.operands.is_integer:
+            precision = ", out_dtype=tl.int32"
+        elif s.operands.is_packed:  # sums inside the unit are short of bits: they leave it after each step
+            precision = f", max_num_imprecise_acc={self.tiles[s.summed[0].name].lanes}"
         if s.accumulator is not None:
             (name,) = self.parts(s.accumulator)
             self.line(f"{name} = tl.dot({', '.join(sides)}, {name}{precision})")
@@ -565,29 +576,6 @@ class _Emitter(Emitter):
             if var.dtype is DType.BOOL:
                 self.line(f"{var.name} = {var.name} != 0")
             self.dims[var.name] = dims
-
-
-def _rank(body: tuple[Statement, ...]) -> int:
-    """How many tile axes are open at once, at most; where they name their dimensions, how many of these."""
-    named = [s.dim for s in walk(body) if isinstance(s, Tile) and s.dim is not None]
-    if named:
-        return 1 + max(named)
-
-    def deepest(block: tuple[Statement, ...], names: frozenset[str]) -> int:
-        most = len(names)
-        for s in block:
-            if isinstance(s, Tile):
-                names = names | {s.axis.name}
-            elif isinstance(s, Loop | When):
-                most = max(most, deepest(s.body, names))
-            most = max(most, len(names))
-        return most
-
-    return deepest(body, frozenset())
-
-
-def _innermost(loop: Loop) -> bool:
-    return not any(isinstance(s, Loop) for s in walk(loop.body))
 
 
 def _held(dtype: DType) -> str:

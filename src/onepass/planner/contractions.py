@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..analysis.access import RANDOM_COST, load_bytes, numel, storage_bytes
-from ..analysis.contraction import MOST_HELD, Contraction, contract, operands
+from ..analysis.contraction import MOST_HELD, Contraction, contract, operands, uncast
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
 from ..ir.dtypes import DType
@@ -29,6 +29,7 @@ from .regions import Effort, Region, Regions, tiles_of
 LIBRARY, NESTED, ALONE, FEW, COMPUTED = 1.0, 0.75, 0.95, 0.8, 0.65
 # Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
 CHEAP_COST, PLACE_COST = 4.0, 24.0
+NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 UNROUNDED = 0.4  # of the library's rate on float32 operands that no matrix unit takes
 MOST_MEMBERS = 48
 CASTS = ("cast", "narrow", "widen")
@@ -56,7 +57,8 @@ class _Chooser:
 
     def __init__(self, program: Program, target: Target) -> None:
         self.target = target
-        self.products = [s for s in program.externs() if s.contraction is not None]
+        self.decisions: list[Decision] = []
+        self.products = [s for s in program.externs() if self._takes(s)]
         self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
         self.product_of: dict[Buffer, Define] = {
             s.contraction.buffer: s.contraction for s in self.products if s.contraction is not None
@@ -69,7 +71,7 @@ class _Chooser:
                 case Define():
                     self._reads(s)
                     self.order[s] = number
-                case Extern() if s.contraction is not None:
+                case Extern() if s.contraction is not None and s.contraction.buffer in self.product_of:
                     self._reads(s.contraction)
                     self.order[s.contraction] = number
                 case Extern():
@@ -79,7 +81,17 @@ class _Chooser:
         self.cheap: dict[Define, bool] = {}
         self.taken: set[Define] = set()
         self.regions: list[Region] = []
-        self.decisions: list[Decision] = []
+
+    def _takes(self, extern: Extern) -> bool:
+        """Whether an extern is a product of matrices that the chip's matrix units take."""
+        if extern.contraction is None:
+            return False
+        sides = [s for r in reductions([extern.contraction.value]) for s in r.inputs[0].children]
+        missing = {d for s in sides if (d := uncast(s).dtype).bytes == 1} - {*self.target.byte_products}
+        if missing:
+            node, reason = extern.origin.node, f"no matrix unit takes {next(iter(missing)).value} there"
+            self.decisions.append(Decision(node, node, "product", False, reason))
+        return not missing
 
     def _reads(self, define: Define) -> None:
         for buffer in loaded(define.value):
@@ -298,13 +310,15 @@ class _Chooser:
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
         if not self.target.rounded_products and any(operands(r)[0].dtype is DType.F32 for r in found):  # type: ignore[index]
             rate *= UNROUNDED
+        if any(operands(r)[0].dtype.bytes == 1 for r in found):  # type: ignore[index]
+            rate *= NARROW
         return Effort(products / (rate * self._rate(values)), moved, work)
 
     def _rate(self, values: list[Expr]) -> float:
         """Multiply-adds per microsecond of the library on operands of this type."""
         kinds = {sides[0].dtype for r in reductions(values) if (sides := operands(r)) is not None}
         if DType.F32 not in kinds:
-            return self.target.products_per_us
+            return self.target.products_per_us * (2 if all(k.bytes == 1 for k in kinds) else 1)
         return self.target.products_per_us / (2 if self.target.rounded_products else 16)
 
     def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:

@@ -14,6 +14,7 @@ from ..ir.poly import Axis
 from ..ir.target import Target
 
 RESERVED = 2048  # bytes of shared memory for what reductions exchange
+LEAST_BYTES = 32  # of a row of an operand of the matrix unit
 FEW_ROWS = 32
 GROUPED = 8  # tiles of rows that run beside each other, so that the other matrix is still in cache
 
@@ -40,6 +41,7 @@ def choose_product_tiles(
     tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target, others)
     for _ in range(candidate):
         tiles = _smaller(tiles, nested=bool(c.inner))
+    tiles = replace(tiles, step=max(tiles.step, LEAST_BYTES // width))
     return _fitting(tiles, c, width, products, target)
 
 
@@ -80,9 +82,9 @@ def _plain(c: Contraction, width: int, products: int, across: bool, target: Targ
         columns, step = (_lanes(c.columns, 128), _lanes(c.swept, 64)) if across else (32, _lanes(c.swept, 256))
         return Tiles(rows, min(columns, _lanes(c.columns, 128)), step, 4, 4 if across else 5)
     constant = all(a.extent.constant is not None for a in (c.rows, c.columns, *c.grid))
-    if target.descriptors and width == 2 and constant and programs(rows, columns) >= 4 * target.processors:
+    if target.descriptors and width <= 2 and constant and programs(rows, columns) >= 4 * target.processors:
         if products == 1 and _lanes(c.columns, 256) == 256 and rows == 128:
-            return Tiles(128, 256, 64, 8, 3, resident=True)
+            return Tiles(128, 256, 128 // width, 8, 3, resident=True)
         return Tiles(rows, columns, step, 8, 4, resident=True)
     while programs(rows, columns) < target.processors and max(rows, columns) > 32:
         rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
@@ -112,6 +114,6 @@ def _fitting(tiles: Tiles, c: Contraction, width: int, products: int, target: Ta
 
     while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
         tiles = replace(tiles, stages=tiles.stages - 1)
-    while needed(tiles) > target.shared_bytes - RESERVED and tiles.step > LEAST_TILE:
+    while needed(tiles) > target.shared_bytes - RESERVED and tiles.step > max(LEAST_TILE, LEAST_BYTES // width):
         tiles = replace(tiles, step=tiles.step // 2)
     return tiles

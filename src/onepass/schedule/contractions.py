@@ -135,10 +135,10 @@ class ContractionScheduler:
         )
 
     def _operands(self) -> tuple[int, int]:
-        """Bytes of an operand of the matrix unit, and how many products there are."""
+        """Bytes of an operand of the matrix unit, and how many products there are, by the tiles their sums take."""
         found = [operands(r) for r in reductions(s.value for s in self.c.nest.stores)]
-        products = [sides for sides in found if sides is not None]
-        return max(sides[0].dtype.bytes for sides in products), len(products)
+        products = [sides[0].dtype for sides in found if sides is not None]
+        return max(d.bytes for d in products), sum(2 if d.is_packed else 1 for d in products)  # of a step, and of all
 
     def _across(self) -> bool:
         """Whether the matrix with the columns is contiguous along them."""
@@ -482,7 +482,7 @@ class ContractionScheduler:
             self.builder.add(StoreTile(*block, value))
 
     def _product(self, matrices: tuple[object, ...], dtype: DType, over: Axis, accumulator: Accumulator | None) -> Var:
-        var = Var(self.builder.name("product"), DType.F32)
+        var = Var(self.builder.name("product"), DType.I32 if dtype.is_integer else DType.F32)
         left, right = matrices
         precision = "tf32" if self.target.rounded_products else "ieee"
         summed = tuple(self.lanes[self.axis(over, dim)] for dim in (COLUMN, ROW))
