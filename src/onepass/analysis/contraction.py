@@ -17,6 +17,7 @@ from ..ir.plan import Store
 from ..ir.poly import Axis, Poly
 from .access import estimate, flat_offset
 from .collapse import collapse
+from .digits import join_digits
 from .factor import same_number
 from .inline import reductions
 from .nest import Nest, Refusal
@@ -68,7 +69,7 @@ def uncast(e: Expr) -> Expr:
 
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
-    nest = collapse(unify(list(stores)))
+    nest = join_digits(collapse(unify(list(stores))))
     if all(operands(r) is None for r in reductions(s.value for s in nest.stores)):
         nest = with_row(nest)
     nest = replace(nest, stores=tuple(replace(s, value=_prepared(s.value)) for s in nest.stores))

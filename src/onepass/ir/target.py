@@ -49,6 +49,10 @@ class Target:
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
 
 
+# Triton's code for sm_100 multiplies int8 with the instructions of sm_80; gfx942 has another float8.
+_BYTE_PRODUCTS = {"sm_80": (DType.I8,), "sm_100": (DType.F8E4M3,), "gfx942": (DType.I8,)}
+
+
 def _cpu() -> Target:
     processors = os.cpu_count() or 1
     return Target(
@@ -72,7 +76,7 @@ def _gpu(
         shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
         columns=128, held_elements=16384, thread_elements=32, carried_bytes=96 << 10,
         products_per_us=tflops * 1e6 / 2,
-        byte_products=(DType.I8,) if name in ("sm_80", "gfx942") else (DType.I8, DType.F8E4M3),
+        byte_products=_BYTE_PRODUCTS.get(name, (DType.I8, DType.F8E4M3)),
         hardware_tanh=name.startswith("sm_"), descriptors=name in ("sm_90", "sm_100"),
     )  # fmt: skip
 

@@ -19,11 +19,12 @@ from ..ir.expr import Expr, Load, Pointwise, Random, postorder
 from ..ir.ops import OPS
 from ..ir.options import Options
 from ..ir.plan import Decision, Store
+from ..ir.poly import Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Update
 from ..ir.target import Target
 from .beside import join_beside
 from .groups import things
-from .regions import Effort, Region, Regions, tiles_of
+from .regions import TILE, Effort, Region, Regions, tiles_of
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones.
 LIBRARY, NESTED, ALONE, FEW, COMPUTED = 1.0, 0.75, 0.95, 0.8, 0.65
@@ -254,8 +255,9 @@ class _Chooser:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
         own = set(members)
         found: dict[Define, None] = {}
-        for d in dict.fromkeys(s for m in members for s in self._sources(m)):
-            if d not in own and self._is_point_wise(d) and self._is_cheap(d):
+        for d, reader in {s: m for m in members for s in self._sources(m)}.items():
+            wanted = self._is_point_wise(d) and (self._is_cheap(d) or self._is_unpacked_once(d, reader))
+            if d not in own and wanted:
                 found |= dict.fromkeys(self._chain(d) - own)
         return tuple(sorted(found, key=self.order.__getitem__))
 
@@ -289,6 +291,15 @@ class _Chooser:
             self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
         return self.cheap[define]
 
+    def _is_unpacked_once(self, define: Define, product: Define) -> bool:
+        """Whether few programs of a product would compute it, from memory that holds much less: packed weights."""
+        loads = [e for e in postorder([product.value]) if isinstance(e, Load) and e.buffer is define.buffer]
+        along = {a for e in loads for a in e.axes}
+        if product.buffer not in self.product_of or numel([a for a in product.axes if a not in along]) > TILE:
+            return False
+        moved = sum(load_bytes(e) for e in self._memory(define))
+        return len(self._chain(define)) <= MOST_MEMBERS and 2 * moved <= storage_bytes(define.buffer)
+
     def together(self, c: Contraction) -> float:
         """Predicted time as one kernel."""
         return self.effort(c).time_us(self.target)
@@ -302,7 +313,7 @@ class _Chooser:
         found = [r for r in reductions(values) if operands(r) is not None]
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
         products = sum(numel((*r.axes, *r.over)) for r in found)
-        plain = all(isinstance(side, Load) for r in found for side in operands(r) or ())
+        plain = all(_is_plain(side) for r in found for side in operands(r) or ())
         large = tiles_of(c) + others >= 4 * self.target.processors
         rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
         work = sum(_work(e) * numel(e.axes) for e in postorder(values) if e not in units)
@@ -352,6 +363,13 @@ def _is_short(define: Define) -> bool:
     """Whether a product's sums are short enough to be computed inside a sweep."""
     lengths = [a.extent.constant for r in reductions([define.value]) for a in r.over]
     return all(n is not None and n <= MOST_HELD for n in lengths)
+
+
+def _is_plain(side: Expr) -> bool:
+    """Whether a matrix comes from memory as it is, in rows."""
+    return isinstance(side, Load) and not any(
+        isinstance(a, Quotient | Remainder) for p in side.index for a in p.atoms()
+    )
 
 
 def _cost(value: Expr) -> float:
