@@ -99,6 +99,33 @@ def test_a_row_and_a_column_stay_with_others() -> None:
     judge(interpreted(projections), projections, *arguments)
 
 
+def test_an_empty_one() -> None:
+    arguments = half(x, q, (0, 48), k)()
+    judge(interpreted(projections), projections, *arguments)
+
+
+def test_inside_a_layer() -> None:
+    """One launch for all projections, one kernel for attention with what lies between; the last product is bare."""
+
+    def layer(x: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, turn: Tensor) -> Tensor:
+        def heads(w: Tensor) -> Tensor:
+            return F.linear(x, w).view(2, 37, -1, 16).transpose(1, 2)
+
+        def turned(t: Tensor) -> Tensor:
+            return t * turn + torch.cat((-t[..., 8:], t[..., :8]), -1) * (1 - turn)
+
+        queries, keys, values = turned(heads(q)), turned(heads(k)), heads(v)
+        keys, values = (t.repeat_interleave(2, 1) for t in (keys, values))
+        mixed = torch.softmax(queries @ keys.mT / 4, -1) @ values
+        return F.linear(mixed.transpose(1, 2).reshape(2, 37, -1), out)
+
+    arguments = half((2, 37, 48), (64, 48), (32, 48), (32, 48), (48, 64), (37, 16))()
+    e = explained(layer, *arguments)
+    assert [d.accepted for g in e.graphs for d in g.decisions if d.kind == "beside"] == [True]
+    assert len(products_left(e)) <= 1, [d.reason for d in e.rejected]
+    judge(interpreted(layer), layer, *arguments)
+
+
 def test_through_another_region() -> None:
     """Attention waits for the first and the third product, and the second product waits for attention."""
 

@@ -144,6 +144,14 @@ OTHERS: dict[str, Program] = {
         lambda a, w, r: r + F.linear(a.transpose(1, 2).reshape(2, 19, 48), w),
         lambda: tuple(torch.randn(s).half() for s in ((2, 3, 19, 16), (48, 48), (2, 19, 48))),
     ),
+    "attention to a prefix of half the keys": (
+        lambda q, k, v: (q @ k.t()).masked_fill(torch.arange(40) < 20, float("-inf")).softmax(-1) @ v,
+        lambda: tuple(torch.randn(s).half() for s in ((37, 16), (40, 16), (40, 16))),
+    ),
+    "attention weights without a maximum, half of them": (
+        lambda q, k, v: torch.where(torch.arange(40) < 20, torch.exp(q @ k.t() / 8), 0.5 * (q @ k.t())) @ v,
+        lambda: tuple(torch.randn(s).half() for s in ((37, 16), (40, 16), (40, 16))),
+    ),
     "bits of integers": (
         lambda x, w: torch.relu(x @ (w & 7).to(x.dtype)),
         lambda: (torch.randn(37, 64).half(), torch.randint(-128, 128, (64, 48), dtype=torch.int8)),

@@ -96,7 +96,7 @@ def _without_halves(nest: Nest) -> Nest:
         count = _halves(r)
         cls = nest.bound[r.over[0]]
         swept = [other for other in found if any(nest.bound[a] is cls for a in other.over)]
-        if not count or any(_halves(other) != count for other in swept):
+        if not count or any(not _is_product(other) or _halves(other) != count for other in swept):
             continue
         part = Axis(f"{cls.name}h", cls.extent // count)
         bound = dict(nest.bound)
