@@ -125,7 +125,7 @@ def test_integers_build(target: str, rows: int, transposed: bool) -> None:
     if target == "sm_100":
         assert left_to_library(e) and "no matrix unit takes int8 there" in [d.reason for d in e.rejected]
         return
-    if rows == 4096 and target in ("sm_80", "gfx942"):  # where nothing copies blocks the library is faster
+    if rows == 4096 and not (target == "sm_90" and transposed):  # no matrix goes to the unit as it is
         assert left_to_library(e)
         return
     assert not left_to_library(e) and "out_dtype=tl.int32" in e.kernels[0].source

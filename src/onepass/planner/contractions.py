@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..analysis.access import RANDOM_COST, load_bytes, numel, storage_bytes
+from ..analysis.access import RANDOM_COST, flat_offset, load_bytes, numel, storage_bytes
 from ..analysis.contraction import MOST_HELD, Contraction, contract, operands, uncast
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load, Pointwise, Random, postorder
+from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
 from ..ir.ops import OPS
 from ..ir.options import Options
 from ..ir.plan import Decision, Store
-from ..ir.poly import Quotient, Remainder
+from ..ir.poly import Poly, Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Update
 from ..ir.target import Target
 from .beside import join_beside
@@ -256,8 +256,9 @@ class _Chooser:
         own = set(members)
         found: dict[Define, None] = {}
         for d, reader in {s: m for m in members for s in self._sources(m)}.items():
+            made = d in own or (d in self.taken and bool(self._memory(d)))  # by another kernel, beside its products
             wanted = self._is_point_wise(d) and (self._is_cheap(d) or self._is_unpacked_once(d, reader))
-            if d not in own and wanted:
+            if not made and wanted:
                 found |= dict.fromkeys(self._chain(d) - own)
         return tuple(sorted(found, key=self.order.__getitem__))
 
@@ -313,7 +314,7 @@ class _Chooser:
         found = [r for r in reductions(values) if operands(r) is not None]
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
         products = sum(numel((*r.axes, *r.over)) for r in found)
-        plain = all(_is_plain(side) for r in found for side in operands(r) or ())
+        plain = all(_is_plain(side, r) for r in found for side in operands(r) or ())
         large = tiles_of(c) + others >= 4 * self.target.processors
         rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
         work = sum(_work(e) * numel(e.axes) for e in postorder(values) if e not in units)
@@ -365,11 +366,12 @@ def _is_short(define: Define) -> bool:
     return all(n is not None and n <= MOST_HELD for n in lengths)
 
 
-def _is_plain(side: Expr) -> bool:
-    """Whether a matrix comes from memory as it is, in rows."""
-    return isinstance(side, Load) and not any(
-        isinstance(a, Quotient | Remainder) for p in side.index for a in p.atoms()
-    )
+def _is_plain(side: Expr, product: Reduce) -> bool:
+    """Whether a matrix goes from memory to the matrix unit as it is; bytes do along the sum only."""
+    if not isinstance(side, Load) or any(isinstance(a, Quotient | Remainder) for p in side.index for a in p.atoms()):
+        return False
+    step = flat_offset(side.buffer, side.index).coefficient(product.over[0])
+    return side.dtype.bytes > 1 or step is Poly.ONE
 
 
 def _cost(value: Expr) -> float:
