@@ -124,6 +124,14 @@ def test_a_bare_row_stays_with_the_library() -> None:
     assert not e.kernels and len(products_left(e)) == 1
 
 
+def test_float32_without_a_matrix_unit_stays_with_the_library() -> None:
+    """A tile of 16 rows is multiplied for one: too much where every product is an instruction."""
+    with FakeTensorMode(), torch.no_grad():
+        x, w, b = torch.empty(1, 8192), torch.empty(8192, 8192), torch.empty(8192)
+        e = onepass.explain(lambda x, w, b: F.silu(F.linear(x, w, b)), x, w, b, target="sm_90", options=FREE)
+    assert len(products_left(e)) == 1 and any("predicted" in d.reason for d in e.rejected)
+
+
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("target", TARGETS)
 def test_builds(target: str, batch: int) -> None:

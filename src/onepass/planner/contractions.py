@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..analysis.access import RANDOM_COST, flat_offset, load_bytes, numel, storage_bytes
-from ..analysis.contraction import MOST_HELD, Contraction, contract, operands, uncast
+from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract, operands, uncast
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
+from ..analysis.single_row import ROW
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
 from ..ir.ops import OPS
@@ -314,6 +315,7 @@ class _Chooser:
         found = [r for r in reductions(values) if operands(r) is not None]
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
         products = sum(numel((*r.axes, *r.over)) for r in found)
+        products *= LEAST_TILE if c.rows is ROW else 1  # of one row there is a tile, too
         plain = all(_is_plain(side, r) for r in found for side in operands(r) or ())
         large = tiles_of(c) + others >= 4 * self.target.processors
         rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
