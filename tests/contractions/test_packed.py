@@ -110,6 +110,14 @@ SPELLINGS: dict[str, Program] = {
     ),
     "a scale for each column": (scale_of_columns, across(16, 192, 48)),
     "four to a byte": (in_quarters, across(16, 192, 48, per=4)),
+    "eight to a word": (
+        in_words,
+        lambda: (
+            torch.randn(16, 192).half(),
+            torch.randint(-(2**31), 2**31 - 1, (48, 24), dtype=torch.int32),
+            torch.rand(48, 6).half() / 8,
+        ),
+    ),
     "bias and activation": (biased, across(16, 192, 48)),
     "one row": (interleaved, across(1, 192, 48)),
     "one row, halves": (halves_down, down(1, 320, 31)),
@@ -124,14 +132,6 @@ SPELLINGS: dict[str, Program] = {
 }
 OTHERS: dict[str, Program] = {
     "many rows": (interleaved, across(300, 64, 32)),
-    "eight to a word": (
-        in_words,
-        lambda: (
-            torch.randn(16, 192).half(),
-            torch.randint(-(2**31), 2**31 - 1, (48, 24), dtype=torch.int32),
-            torch.rand(48, 6).half() / 8,
-        ),
-    ),
     "two matrices as one": (
         lambda x, a, b: torch.relu(x @ torch.cat((a, b), 0)),
         lambda: tuple(torch.randn(s).half() for s in ((37, 96), (48, 20), (48, 20))),
@@ -200,3 +200,4 @@ def test_builds(function: Callable[..., Tensor], target: str, rows: int) -> None
         e = onepass.explain(function, x, w, s, target=target, options=FREE)
     assert bool(products_left(e)) == (rows == 4096)  # each program would unpack the same weights again
     assert all(k.registers > 0 and k.spilled_bytes == 0 for k in e.kernels)
+    assert (rows == 4096) == any("each of 32 tiles would compute" in d.reason for d in e.rejected)

@@ -166,6 +166,7 @@ class _Chooser:
                 continue
             if self._consider(members, last.origin.node, end.origin.node, "product"):
                 return
+        self._note_packed(last)
 
     def _grown(self, core: set[Define], tail: tuple[Define, ...], last: Define | None) -> tuple[Define, ...]:
         """Core and tail in order, with what only they want; () if somebody else wants what is larger than the result.
@@ -294,13 +295,26 @@ class _Chooser:
         return self.cheap[define]
 
     def _is_unpacked_once(self, define: Define, product: Define) -> bool:
-        """Whether few programs of a product would compute it, from memory that holds much less: packed weights."""
-        loads = [e for e in postorder([product.value]) if isinstance(e, Load) and e.buffer is define.buffer]
-        along = {a for e in loads for a in e.axes}
-        if product.buffer not in self.product_of or numel([a for a in product.axes if a not in along]) > TILE:
-            return False
+        """Whether one tile of a product computes it, from memory that holds much less: packed weights."""
+        return product.buffer in self.product_of and self._is_packed(define) and self._beside(define, product) <= TILE
+
+    def _is_packed(self, define: Define) -> bool:
         moved = sum(load_bytes(e) for e in self._memory(define))
         return len(self._chain(define)) <= MOST_MEMBERS and 2 * moved <= storage_bytes(define.buffer)
+
+    def _beside(self, define: Define, product: Define) -> int:
+        """Positions of a product along which what it reads does not vary."""
+        loads = [e for e in postorder([product.value]) if isinstance(e, Load) and e.buffer is define.buffer]
+        along = {a for e in loads for a in e.axes}
+        return numel([a for a in product.axes if a not in along])
+
+    def _note_packed(self, product: Define) -> None:
+        """Say of a product why weights are unpacked before it."""
+        for d in self._sources(product):
+            if self._is_point_wise(d) and not self._is_cheap(d) and self._is_packed(d):
+                tiles = -(-self._beside(d, product) // TILE)
+                reason = f"each of {tiles} tiles would compute {d.origin.node} again"
+                self.decisions.append(Decision(d.origin.node, product.origin.node, "product", False, reason))
 
     def together(self, c: Contraction) -> float:
         """Predicted time as one kernel."""
