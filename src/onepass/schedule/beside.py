@@ -57,5 +57,6 @@ def joined(kernels: Sequence[Kernel]) -> Kernel:
         schedule=" | ".join(dict.fromkeys(k.schedule for k in kernels)),
         work=sum((k.work for k in kernels[1:]), kernels[0].work),
         descriptors=tuple(dict.fromkeys(d for k in kernels for d in k.descriptors)),
+        wide=any(k.wide for k in kernels),
         flat=False,
     )
