@@ -31,7 +31,7 @@ def remainder(a: int, b: int) -> int:
 
 @pytest.mark.parametrize("language", ["c", "triton"])
 def test_divisions_by_products(language: str) -> None:
-    emitter = c._Emitter if language == "c" else triton._Emitter
+    emitter = c._Emitter if language == "c" else triton.TritonEmitter
     names = {"op_index_floordiv": floordiv, "op_index_remainder": remainder}
     for above, below in itertools.product(NUMERATORS, DIVISORS):
         for poly in (above // below, above % below, (above // below) * below + above % below):

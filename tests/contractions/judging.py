@@ -44,4 +44,4 @@ def explained(function: Callable[..., Any], *arguments: Tensor, target: str = "s
 
 def products_left(explanation: onepass.Explanation) -> list[str]:
     """Matrix products that the library computes."""
-    return [e.op for e in explanation.externs if e.op.split(".")[1] in PRODUCTS]
+    return [e.op for e in explanation.externs if set(e.op.split(".")) & set(PRODUCTS)]

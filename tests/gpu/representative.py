@@ -42,6 +42,12 @@ def main() -> None:
     run(lambda q, k, v: ((q @ k.mT) * 0.1).softmax(-1) @ v, q, k, v)  # attention, matrices copied by hardware
     run(lambda q, k, v: ((q @ k.mT) * 0.1).softmax(-1) @ v, q[:, :, :67], k[:, :, :131], v[:, :, :131])  # with masks
     run(lambda a, w: F.gelu(a @ w), x(67, 130).bfloat16(), x(130, 75).bfloat16())  # a product with what follows it
+    run(lambda a, w, u: (a @ w, torch.relu(a @ u)), *(x(*s).bfloat16() for s in ((67, 130), (130, 75), (130, 32))))
+    run(lambda q, k, v: ((q @ k.mT) * 0.1).softmax(-1) @ v, *(x(2, 4, n, 64).bfloat16() for n in (1, 2048, 2048)))
+    a, b = (torch.randint(-128, 128, s, dtype=torch.int8).cuda() for s in ((67, 128), (72, 128)))
+    run(lambda a, b, s: torch._int_mm(a, b.t()) * s, a, b, x(72))  # bytes on the matrix unit
+    packed = torch.randint(0, 256, (75, 64), dtype=torch.uint8).cuda()
+    run(lambda a, w: a @ torch.stack((w & 15, w >> 4), -1).reshape(75, 128).to(a.dtype).t(), x(16, 128).half(), packed)
 
 
 if __name__ == "__main__":

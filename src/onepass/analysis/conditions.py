@@ -96,7 +96,7 @@ def specialise(
             if nonnegative(high - low - 1):
                 return const(True, DType.BOOL)
             return const(False, DType.BOOL) if nonnegative(low - high) else None
-        if isinstance(e, Pointwise) and e.dtype is DType.BOOL and e.op in ("bitand", "bitor", "bitnot"):
+        if isinstance(e, Pointwise) and e.op in ("bitand", "bitor", "bitnot"):
             return fold_logic(e)
         if isinstance(e, Pointwise) and e.op == "where":
             return pointwise("where", *e.args, dtype=e.dtype)
@@ -107,7 +107,9 @@ def specialise(
 
 
 def fold_logic(e: Pointwise) -> Expr | None:
-    """What is left of an operation on bools when one side is known; None if neither is."""
+    """What is left of an operation on bools when one side is known; None if neither is, or they are integers' bits."""
+    if e.dtype is not DType.BOOL:
+        return None
     if e.op == "bitnot":
         a = e.args[0]
         return const(not a.value, DType.BOOL) if isinstance(a, Const) else None

@@ -17,10 +17,12 @@ from ..ir.plan import Store
 from ..ir.poly import Axis, Poly
 from .access import estimate, flat_offset
 from .collapse import collapse
+from .digits import join_digits
 from .factor import same_number
 from .inline import reductions
 from .nest import Nest, Refusal
 from .scores import in_base_two, positions_apart, unrounded
+from .single_row import ROW, with_row
 from .unify import unify
 
 MOST_HELD = 256  # of an axis that a program holds whole beside a swept one
@@ -49,23 +51,27 @@ def operands(reduce: Reduce) -> tuple[Expr, Expr] | None:
     body = reduce.inputs[0]
     if reduce.monoid != "sum" or len(reduce.over) != 1 or not isinstance(body, Pointwise) or body.op != "mul":
         return None
-    left, right = (_uncast(a) for a in body.args)
+    left, right = (uncast(a) for a in body.args)
     own = (left.axes - right.axes, right.axes - left.axes)
     if left.dtype is not right.dtype or not all(own) or not all(reduce.over[0] in s.axes for s in (left, right)):
         return None
     return left, right
 
 
-def _uncast(e: Expr) -> Expr:
-    """A float32 operand before it was widened from 16 bits."""
-    if isinstance(e, Pointwise) and e.op == "cast" and e.args[0].dtype.is_half:
-        return e.args[0]
+def uncast(e: Expr) -> Expr:
+    """An operand of 32 bits before it was widened from what the matrix unit takes."""
+    if isinstance(e, Pointwise) and e.op == "cast":
+        (inner,) = e.args
+        if inner.dtype.is_half or inner.dtype is (DType.I8 if e.dtype is DType.I32 else DType.F8E4M3):
+            return inner
     return e
 
 
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
-    nest = collapse(unify(list(stores)))
+    nest = join_digits(collapse(unify(list(stores))))
+    if all(operands(r) is None for r in reductions(s.value for s in nest.stores)):
+        nest = with_row(nest)
     nest = replace(nest, stores=tuple(replace(s, value=_prepared(s.value)) for s in nest.stores))
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
@@ -112,7 +118,8 @@ def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> t
     if reductions([right]) and not reductions([left]):
         left, right = right, left
     store = nest.stores[0]
-    last = next((a for a in store.domain if flat_offset(store.buffer, store.index).coefficient(a) is Poly.ONE), None)
+    offset = flat_offset(store.buffer, store.index)
+    last = next((a for a in store.domain - {ROW} if offset.coefficient(a) is Poly.ONE), None)
     if not reductions([left]) and last in left.axes - right.axes:
         left, right = right, left
     own = [[a for a in one.axes - other.axes if a in store.domain] for one, other in ((left, right), (right, left))]
@@ -194,7 +201,7 @@ def scale_outside(e: Expr) -> Expr | None:
         return None
     reduce = e.source
     sides = operands(reduce)
-    if sides is None:
+    if sides is None or not sides[0].dtype.is_float:
         return None
     (over,) = reduce.over
     scaled = [_split(s, over) for s in sides]

@@ -20,6 +20,7 @@ from ..ir.kernel import (
     Contract,
     Finish,
     Fold,
+    GridAxis,
     Kernel,
     Let,
     LoadElement,
@@ -30,6 +31,7 @@ from ..ir.kernel import (
     RandomWord,
     ReadLocal,
     Rescale,
+    Share,
     Start,
     Statement,
     StoreElement,
@@ -38,12 +40,13 @@ from ..ir.kernel import (
     Var,
     When,
     WriteLocal,
-    walk,
 )
 from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, is_far, nonnegative, product
 from ..ir.source import KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
+from .tile_facts import is_innermost, packed_matrices, tile_rank
 from .triton_ops import (
+    MATRIX_TYPES,
     from_word,
     identities,
     signature_type,
@@ -54,6 +57,7 @@ from .triton_ops import (
     triton_pointwise,
     triton_type,
 )
+from .triton_products import contract, load_tile, share, store_tile
 
 ENTRY = "onepass_kernel"
 _NONE: frozenset[str] = frozenset()
@@ -66,12 +70,14 @@ def emit_triton(
     kernel: Kernel, exact: bool = False, hardware_tanh: bool = False, overlaps: bool = False
 ) -> KernelSource:
     """The Triton module of one kernel. `exact`: a product and a sum are never contracted."""
-    text = _Emitter(kernel, hardware_tanh, overlaps, describe=True).unit()
-    general = _Emitter(kernel, hardware_tanh, overlaps, describe=False).unit() if kernel.descriptors else ""
+    text = TritonEmitter(kernel, hardware_tanh, overlaps, describe=True).unit()
+    general = TritonEmitter(kernel, hardware_tanh, overlaps, describe=False).unit() if kernel.descriptors else ""
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
-    signature = tuple(f"*{signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
-    described = [(d, f"tensordesc<{signature_type(d.buffer.dtype)}{list(d.block)}>") for d in kernel.descriptors]
+    types = {b: MATRIX_TYPES[b.dtype][0] for b in packed_matrices(kernel)}
+    signature = tuple(f"*{types.get(b) or signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
+    kinds = [types.get(d.buffer) or signature_type(d.buffer.dtype) for d in kernel.descriptors]
+    described = [(d, f"tensordesc<{kind}{list(d.block)}>") for d, kind in zip(kernel.descriptors, kinds, strict=True)]
     signature += tuple(kind for _, kind in described)
     matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d, _ in described)
     facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices}"
@@ -93,7 +99,7 @@ class _Open:
     count: str  # how many lanes count
 
 
-class _Emitter(Emitter):
+class TritonEmitter(Emitter):
     indent = "    "
 
     def __init__(self, kernel: Kernel, hardware_tanh: bool, overlaps: bool, describe: bool) -> None:
@@ -106,7 +112,8 @@ class _Emitter(Emitter):
         self.tiles: dict[str, _Open] = {}
         self.dims: dict[str, frozenset[str]] = {}  # the tile axes of every block-valued name; scalars have no entry
         self.loaded: set[str] = set()  # names that hold zero where lanes do not count
-        self.rank = _rank(kernel.body)
+        self.typed = {name for names in packed_matrices(kernel).values() for name in names}
+        self.rank = tile_rank(kernel.body)
         matrices = [b for b in kernel.parameters if b not in kernel.numbers and product(b.shape) is not Poly.ONE]
         self.halves = all(b.dtype.bytes == 2 for b in matrices)  # a thread has eight neighbours then, not four
         self.near = False  # whether tile axes are meant in 32 bits
@@ -138,12 +145,16 @@ class _Emitter(Emitter):
         """The program number becomes one position per grid axis, the last one fastest."""
         left = "tl.program_id(0)" + (".to(tl.int64)" if self.kernel.wide else "")
         axes = self.kernel.grid
-        if self.kernel.resident:
+        if self.kernel.resident and not any(isinstance(s, Share) for s in self.kernel.body):
             total = self.poly(product(g.extent for g in axes))
             flat = ", flatten=True" if self.kernel.flat else ""
             self.line(f"for program in tl.range({left}, {total}, tl.num_programs(0){flat}):")
             self.depth += 1
             left = "program"
+        self.positions(axes, left)
+
+    def positions(self, axes: tuple[GridAxis, ...], left: str) -> None:
+        """The number `left` as one position per grid axis."""
         for k in range(len(axes) - 1, -1, -1):
             name = axes[k].axis.name
             if k == 0:
@@ -240,9 +251,9 @@ class _Emitter(Emitter):
             case LoadElement():
                 self.load(s)
             case LoadTile():
-                self.load_tile(s)
+                load_tile(self, s)
             case StoreTile():
-                self.store_tile(s)
+                store_tile(self, s)
             case StoreElement():
                 self.store(s)
             case RandomWord():
@@ -264,9 +275,11 @@ class _Emitter(Emitter):
                 scaled = f"{name} * {factor}"
                 self.line(f"{name} = {f'tl.where({factor} == 0, 0.0, {scaled})' if s.guarded else scaled}")
             case Contract():
-                self.contract(s)
+                contract(self, s)
             case Loop():
                 self.loop(s)
+            case Share():
+                share(self, s)
             case Tile():
                 self.tile(s)
             case Bind():
@@ -349,26 +362,10 @@ class _Emitter(Emitter):
                 dims = (dims or _NONE) | extra
         mask = self.mask(dims, *guards)
         arguments = [f"{self.pointers[s.buffer]} + {offset}"]
-        arguments += [f"mask={mask}, other=0"] if mask is not None else []
+        arguments += [f"mask={mask}, other={'0.0' if s.var.name in self.typed else 0}"] if mask is not None else []
         arguments += [f'eviction_policy="{_EVICTION[s.reuse]}"'] if s.reuse else []
         self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
         self.loaded.add(s.var.name)
-
-    def load_tile(self, s: LoadTile) -> None:
-        if s.descriptor.name not in self.described:
-            self.load(LoadElement(s.var, s.descriptor.buffer, s.offset))
-            return
-        block = f"{s.descriptor.name}.load([{bare(self.poly(s.row))}, {bare(self.poly(s.column))}])"
-        self.define(s.var, f"{block}.T" if s.transposed else block, self.dims_of(s.offset))
-        self.loaded.add(s.var.name)
-
-    def store_tile(self, s: StoreTile) -> None:
-        if s.descriptor.name not in self.described:
-            self.store(StoreElement(s.descriptor.buffer, s.offset, s.value))
-            return
-        value = self.operand(s.value)
-        at = f"[{bare(self.poly(s.row))}, {bare(self.poly(s.column))}]"
-        self.line(f"{s.descriptor.name}.store({at}, {value}{'.T' if s.transposed else ''})")
 
     def store(self, s: StoreElement) -> None:
         dims, value = self.dims_of(s.offset), self.operand(s.value)
@@ -440,7 +437,7 @@ class _Emitter(Emitter):
         name = s.axis.name
         stages = (
             f", num_stages={self.kernel.stages}"
-            if self.kernel.stages and not self.kernel.resident and _innermost(s) and s.extent is not Poly.ONE
+            if self.kernel.stages and not self.kernel.resident and is_innermost(s) and s.extent is not Poly.ONE
             else ""
         )
         kind = "tl.range" if stages else "range"
@@ -567,25 +564,6 @@ class _Emitter(Emitter):
                 self.line(f"{var.name} = {var.name} != 0")
             self.dims[var.name] = dims
 
-    def contract(self, s: Contract) -> None:
-        """The matrix unit; lanes of the summed axis that do not count are zero on both sides."""
-        sides = []
-        zero = identities("sum", (s.operands,))[0]
-        for side, axis in zip((s.left, s.right), s.summed, strict=True):
-            loaded = isinstance(side, Var) and side.name in self.loaded
-            text = self.operand(side) if loaded else self.masked(side, zero, (axis,))
-            sides.append(text if operand_dtype(side) is s.operands else f"({text}).to({triton_type(s.operands)})")
-        precision = f', input_precision="{s.precision}"' if s.operands is DType.F32 else ""
-        if s.accumulator is not None:
-            (name,) = self.parts(s.accumulator)
-            self.line(f"{name} = tl.dot({', '.join(sides)}, {name}{precision})")
-            return
-        self.define(s.var, f"tl.dot({', '.join(sides)}{precision})", self._outer(s.left, 0) | self._outer(s.right, 1))
-
-    def _outer(self, side: Operand, dim: int) -> frozenset[str]:
-        """The axes of a matrix that lie in one dimension."""
-        return frozenset(n for n in self.dims_of(side) or _NONE if self.tiles[n].dim == dim)
-
     def finish(self, s: Finish) -> None:
         a = s.accumulator
         names, values = [v.name for v in s.parts], self.parts(a)
@@ -602,34 +580,11 @@ class _Emitter(Emitter):
             self.dims[var.name] = dims
 
 
-def _rank(body: tuple[Statement, ...]) -> int:
-    """How many tile axes are open at once, at most; where they name their dimensions, how many of these."""
-    named = [s.dim for s in walk(body) if isinstance(s, Tile) and s.dim is not None]
-    if named:
-        return 1 + max(named)
-
-    def deepest(block: tuple[Statement, ...], names: frozenset[str]) -> int:
-        most = len(names)
-        for s in block:
-            if isinstance(s, Tile):
-                names = names | {s.axis.name}
-            elif isinstance(s, Loop | When):
-                most = max(most, deepest(s.body, names))
-            most = max(most, len(names))
-        return most
-
-    return deepest(body, frozenset())
-
-
 def _joined(words: list[str]) -> str:
     """Words that belong to neighbouring elements, in a dimension for each bit of their number."""
     if len(words) == 1:
         return words[0]
     return f"tl.join({_joined(words[::2])}, {_joined(words[1::2])})"
-
-
-def _innermost(loop: Loop) -> bool:
-    return not any(isinstance(s, Loop) for s in walk(loop.body))
 
 
 def _held(dtype: DType) -> str:

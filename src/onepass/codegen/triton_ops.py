@@ -25,6 +25,8 @@ _SIGNATURES = {
     DType.I16: "i16", DType.I8: "i8", DType.U8: "u8", DType.U32: "u32", DType.BOOL: "i1",
     DType.F8E4M3: "u8", DType.F8E5M2: "u8",
 }  # fmt: skip
+# As the matrix unit knows types that are bytes elsewhere: in a signature, and in the language.
+MATRIX_TYPES = {DType.F8E4M3: ("fp8e4nv", "tl.float8e4nv")}
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 _FLOAT_OPERATORS = _OPERATORS | {"div": "/"}  # a GPU's float32 division: within 2 ulp

@@ -180,6 +180,8 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
                 return args[0].args[0]
         case "widen" if args[0].dtype is dtype:
             return args[0]
+        case "widen" if _is_exact(args[0]):
+            return args[0].children[0]
         case "widen" if isinstance(args[0], Const):
             return const(args[0].value, dtype)
         case "widen" if isinstance(args[0], Pointwise) and args[0].op == "where":  # reach a narrow inside
@@ -202,6 +204,14 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     if info.commutative and args[1].order < args[0].order:
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
+
+
+def _is_exact(e: Expr) -> bool:
+    """Whether a 16-bit float is a byte's number, as float32 has it: no rounding is lost with the conversion."""
+    if not isinstance(e, Pointwise) or e.op != "cast" or not isinstance(e.args[0], Pointwise):
+        return False
+    wide = e.args[0]
+    return wide.op == "cast" and wide.dtype is DType.F32 and wide.args[0].dtype in (DType.I8, DType.U8)
 
 
 def _position(op: str, left: Expr, right: Expr) -> Expr | None:

@@ -287,12 +287,6 @@ class When:
     body: tuple[Statement, ...]
 
 
-Statement: TypeAlias = (
-    Let | LoadElement | LoadTile | StoreTile | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
-    | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class GridAxis:
     """`axis` counts the programs of one grid dimension: 0 <= axis < extent."""
@@ -301,9 +295,36 @@ class GridAxis:
     extent: Poly
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Programs of a launch that have a grid and a body of their own: those from `first` on, as many as it has.
+
+    `flat`: as of a kernel.
+    """
+
+    first: Poly
+    grid: tuple[GridAxis, ...]
+    body: tuple[Statement, ...]
+    flat: bool = False
+
+    @property
+    def end(self) -> Poly:
+        """The first program that is not one of them."""
+        return self.first + product(g.extent for g in self.grid)
+
+
+Statement: TypeAlias = (
+    Let | LoadElement | LoadTile | StoreTile | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
+    | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold | Share
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """One launch. `reads` and `writes` are the parameters, in order (a buffer in both appears once)."""
+    """One launch. `reads` and `writes` are the parameters, in order (a buffer in both appears once).
+
+    Where several kernels share the launch, its body is a list of `Share`s and its grid counts all their programs.
+    """
 
     name: str
     reads: tuple[Buffer, ...]
@@ -355,7 +376,7 @@ def walk(body: tuple[Statement, ...]) -> list[Statement]:
     while stack:
         statement = stack.pop()
         found.append(statement)
-        if isinstance(statement, Loop | When):
+        if isinstance(statement, Loop | When | Share):
             stack.extend(reversed(statement.body))
         if isinstance(statement, Loop):
             stack.extend(reversed(statement.prologue))

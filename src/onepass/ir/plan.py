@@ -24,7 +24,7 @@ class Decision:
 
     producer: str
     consumer: str
-    kind: str  # "vertical" | "sibling" | "recompute" | "in-place"
+    kind: str  # "vertical" | "sibling" | "recompute" | "in-place" | "chain" | "product" | "beside"
     accepted: bool
     reason: str
     saved_us: float = 0.0
@@ -38,6 +38,7 @@ class Group:
     stores: tuple[Store, ...]
     members: tuple[Define, ...]
     products: bool = False  # matrix products are computed inside
+    beside: bool = False  # several of them, with nothing in common but their launch
 
     @property
     def origins(self) -> tuple[Origin, ...]:

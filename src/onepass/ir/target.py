@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import UnknownTarget
+from .dtypes import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,16 @@ class Target:
     columns: int = 1  # positions of a contiguous axis that one program takes beside an axis it reduces
     split_programs: int = 128  # programs a split reduction is shared out to
     products_per_us: float = 0.0  # multiply-adds of a matrix unit on 16-bit operands, as matmuls reach; 0: none
+    byte_products: tuple[DType, ...] = ()  # types of one byte that matrix units take, at twice that rate
     rounded_products: bool = False  # matrix units may round float32 operands (torch's float32 matmul precision)
     descriptors: bool = False  # hardware copies blocks of matrices into shared memory
     overlaps: bool = False  # a kernel may be started while the one before it is ending
     hardware_tanh: bool = False  # one instruction, to about 11 bits
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
+
+
+# Triton's code for sm_100 multiplies int8 with the instructions of sm_80; gfx942 has another float8.
+_BYTE_PRODUCTS = {"sm_80": (DType.I8,), "sm_100": (DType.F8E4M3,), "gfx942": (DType.I8,)}
 
 
 def _cpu() -> Target:
@@ -71,6 +77,7 @@ def _gpu(
         shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
         columns=128, held_elements=16384, thread_elements=32, carried_bytes=96 << 10,
         products_per_us=tflops * 1e6 / 2,
+        byte_products=_BYTE_PRODUCTS.get(name, (DType.I8, DType.F8E4M3)),
         hardware_tanh=name.startswith("sm_"), descriptors=name in ("sm_90", "sm_100"),
         overlaps=name in ("sm_90", "sm_100"),
     )  # fmt: skip

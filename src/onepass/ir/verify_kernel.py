@@ -22,6 +22,7 @@ from .kernel import (
     RandomWord,
     ReadLocal,
     Rescale,
+    Share,
     Start,
     Statement,
     StoreElement,
@@ -99,7 +100,10 @@ def verify_kernel(kernel: Kernel) -> None:
 def _verify_block(kernel: Kernel, body: tuple[Statement, ...], outer: _Scope) -> None:
     scope = _Scope(set(outer.names), set(outer.accumulators))
     for s in body:
-        _verify_statement(kernel, s, scope)
+        if isinstance(s, Share):
+            _verify_share(kernel, s, scope)
+        else:
+            _verify_statement(kernel, s, scope)
 
 
 def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
@@ -181,6 +185,14 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
                 raise VerifyError(f"{kernel.name}: loop axis {s.axis.name} hides another")
             _verify_block(kernel, s.prologue, _Scope(scope.names | {f"{s.axis.name}_at"}, scope.accumulators))
             _verify_block(kernel, s.body, _Scope(scope.names | inside, scope.accumulators))
+
+
+def _verify_share(kernel: Kernel, s: Share, scope: _Scope) -> None:
+    _use_poly(kernel, s.end, scope, s)
+    inside = {g.axis.name for g in s.grid}
+    if len(inside) != len(s.grid) or inside & scope.names:
+        raise VerifyError(f"{kernel.name}: a grid axis hides another")
+    _verify_block(kernel, s.body, _Scope(scope.names | inside, scope.accumulators))
 
 
 def _started(kernel: Kernel, name: str, scope: _Scope) -> None:

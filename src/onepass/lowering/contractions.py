@@ -13,7 +13,7 @@ import torch
 
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Part, Reduce, pointwise
-from ..ir.poly import Axis
+from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from .context import Context
 from .promotion import literal
@@ -22,7 +22,10 @@ from .values import Ref, axis
 aten = torch.ops.aten
 Rule = Callable[..., Expr | None]
 CONTRACTIONS: dict[object, Rule] = {}
-_OPERANDS = (DType.BF16, DType.F16, DType.F32)
+# What sums of products of a type are kept in.
+_SUMS = {
+    DType.BF16: DType.F32, DType.F16: DType.F32, DType.F32: DType.F32, DType.I8: DType.I32, DType.F8E4M3: DType.F32,
+}  # fmt: skip
 
 
 def contracts(*targets: object) -> Callable[[Rule], Rule]:
@@ -36,20 +39,20 @@ def contracts(*targets: object) -> Callable[[Rule], Rule]:
 
 
 def _sum_of_products(ctx: Context, left: Ref, right: Ref) -> Expr | None:
-    """Over the last dimension of one matrix and the last but one of the other, in float32."""
+    """Over the last dimension of one matrix and the last but one of the other, in 32 bits."""
     inside = left.shape[-1]
-    if left.dtype is not right.dtype or left.dtype not in _OPERANDS or inside.constant in (0, 1):
+    if left.dtype is not right.dtype or left.dtype not in _SUMS or inside.constant in (0, 1):
         return None
     batch = len(left.shape) - 2
     outer = [axis(k, left.shape[k]) for k in range(batch)]
     rows, columns = axis(batch, left.shape[-2]), axis(batch + 1, right.shape[-1])
     over = Axis("r0", inside)
     sides = (left.at([*outer, rows, over.poly()]), right.at([*outer, over.poly(), columns]))
-    product = pointwise("mul", *(pointwise("cast", side, dtype=DType.F32) for side in sides))
+    product = pointwise("mul", *(pointwise("cast", side, dtype=_SUMS[left.dtype]) for side in sides))
     return Part(Reduce("sum", (product,), (over,)), 0)
 
 
-@contracts(aten.mm.default, aten.bmm.default)
+@contracts(aten.mm.default, aten.bmm.default, aten._int_mm.default)
 def product(ctx: Context, out: Buffer, left: Ref, right: Ref) -> Expr | None:
     total = _sum_of_products(ctx, left, right)
     return None if total is None else ctx.convert(total, out.dtype)
@@ -68,3 +71,39 @@ def sum_and_product(
         term = ctx.computing(added.aligned(out.shape), out.dtype)
         total = pointwise("add", total, term if beta == 1 else pointwise("mul", term, literal(float(beta), DType.F32)))
     return ctx.convert(total, out.dtype)
+
+
+@contracts(aten._scaled_mm.default)
+def scaled_product(
+    ctx: Context,
+    out: Buffer,
+    left: Ref,
+    right: Ref,
+    left_scale: Ref,
+    right_scale: Ref,
+    bias: Ref | None = None,
+    result_scale: Ref | None = None,
+    out_dtype: object = None,
+    use_fast_accum: bool = False,
+) -> Expr | None:
+    """One scale for a whole matrix, or for each of its rows and of the other's columns."""
+    total = _sum_of_products(ctx, left, right)
+    scales = [_scale(left_scale, out, 0), _scale(right_scale, out, 1)]
+    if total is None or None in scales or result_scale is not None or not out.dtype.is_float:
+        return None
+    for scale in scales:
+        assert scale is not None
+        total = pointwise("mul", total, scale)
+    if bias is not None:
+        total = pointwise("add", total, ctx.computing(bias.aligned(out.shape), bias.dtype))
+    return ctx.convert(total, out.dtype)
+
+
+def _scale(scale: Ref, out: Buffer, dim: int) -> Expr | None:
+    """A factor of the result that varies along one of its dimensions, or not at all."""
+    if scale.dtype is not DType.F32:
+        return None
+    if all(n is Poly.ONE for n in scale.shape):
+        return scale.at([Poly.ZERO] * scale.ndim)
+    own = tuple(n if k == dim else Poly.ONE for k, n in enumerate(out.shape))
+    return scale.aligned(out.shape) if scale.shape == own else None

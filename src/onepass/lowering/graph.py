@@ -264,7 +264,8 @@ class _Lowering:
         if rule is None or self.ctx.precision == "eager":
             return None
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.values[n])
-        if not all(isinstance(a, Ref) and a.device == buffer.device for a in args):
+        operands = [a for a in leaves((args, kwargs)) if isinstance(a, Ref | HostValue)]
+        if not all(isinstance(a, Ref) and a.device == buffer.device for a in operands):
             return None
         positional, named = normalise(node.target, args, kwargs)
         value = rule(self.ctx, buffer, *positional, **named)

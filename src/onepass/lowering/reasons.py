@@ -13,7 +13,7 @@ import torch
 from .torch_private import HigherOrderOperator, OpOverload
 
 _REASONS: tuple[tuple[str, str], ...] = (
-    (r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|vdot|_int_mm|_addmm_activation)$",
+    (r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|vdot|_int_mm|_scaled_mm|_addmm_activation)$",
      "a bare matmul goes to the library"),
     (r"convolution|conv_|mkldnn|cudnn", "a convolution goes to the library"),
     (r"scaled_dot_product|_flash_attention|_efficient_attention", "attention in one call goes to the library"),

@@ -8,46 +8,33 @@ tried whole; the answer keeps its number.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..analysis.access import RANDOM_COST, estimate, load_bytes, numel, storage_bytes
-from ..analysis.contraction import MOST_HELD, Contraction, contract, operands
+from ..analysis.access import RANDOM_COST, flat_offset, load_bytes, numel, storage_bytes
+from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract, operands, uncast
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
+from ..analysis.single_row import ROW
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load, Pointwise, Random, postorder
+from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
 from ..ir.ops import OPS
 from ..ir.options import Options
 from ..ir.plan import Decision, Store
+from ..ir.poly import Poly, Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Update
 from ..ir.target import Target
-from .cost import predict_us
+from .beside import join_beside
 from .groups import things
+from .regions import TILE, Effort, Region, Regions, tiles_of
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones.
 LIBRARY, NESTED, ALONE, FEW, COMPUTED = 1.0, 0.75, 0.95, 0.8, 0.65
 # Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
 CHEAP_COST, PLACE_COST = 4.0, 24.0
+NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 UNROUNDED = 0.4  # of the library's rate on float32 operands that no matrix unit takes
 MOST_MEMBERS = 48
 CASTS = ("cast", "narrow", "widen")
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """What must share a kernel. `again`: computed here although others may store it too."""
-
-    members: tuple[Define, ...]
-    again: tuple[Define, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Regions:
-    """The program with some products as definitions, and the kernels they are in."""
-
-    program: Program
-    regions: tuple[Region, ...]
-    decisions: tuple[Decision, ...]
 
 
 def choose_contractions(program: Program, target: Target, options: Options) -> Regions:
@@ -59,6 +46,7 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
         chooser.try_chain(extern)
     for extern in chooser.products:
         chooser.try_alone(extern)
+    join_beside(chooser, program)
     chosen = {d for r in chooser.regions for d in r.members}
     statements = tuple(
         s.contraction if isinstance(s, Extern) and s.contraction in chosen else s for s in program.statements
@@ -71,7 +59,8 @@ class _Chooser:
 
     def __init__(self, program: Program, target: Target) -> None:
         self.target = target
-        self.products = [s for s in program.externs() if s.contraction is not None]
+        self.decisions: list[Decision] = []
+        self.products = [s for s in program.externs() if self._takes(s)]
         self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
         self.product_of: dict[Buffer, Define] = {
             s.contraction.buffer: s.contraction for s in self.products if s.contraction is not None
@@ -84,7 +73,7 @@ class _Chooser:
                 case Define():
                     self._reads(s)
                     self.order[s] = number
-                case Extern() if s.contraction is not None:
+                case Extern() if s.contraction is not None and s.contraction.buffer in self.product_of:
                     self._reads(s.contraction)
                     self.order[s.contraction] = number
                 case Extern():
@@ -94,7 +83,17 @@ class _Chooser:
         self.cheap: dict[Define, bool] = {}
         self.taken: set[Define] = set()
         self.regions: list[Region] = []
-        self.decisions: list[Decision] = []
+
+    def _takes(self, extern: Extern) -> bool:
+        """Whether an extern is a product of matrices that the chip's matrix units take."""
+        if extern.contraction is None:
+            return False
+        sides = [s for r in reductions([extern.contraction.value]) for s in r.inputs[0].children]
+        missing = {d for s in sides if (d := uncast(s).dtype).bytes == 1} - {*self.target.byte_products}
+        if missing:
+            node, reason = extern.origin.node, f"no matrix unit takes {next(iter(missing)).value} there"
+            self.decisions.append(Decision(node, node, "product", False, reason))
+        return not missing
 
     def _reads(self, define: Define) -> None:
         for buffer in loaded(define.value):
@@ -167,6 +166,7 @@ class _Chooser:
                 continue
             if self._consider(members, last.origin.node, end.origin.node, "product"):
                 return
+        self._note_packed(last)
 
     def _grown(self, core: set[Define], tail: tuple[Define, ...], last: Define | None) -> tuple[Define, ...]:
         """Core and tail in order, with what only they want; () if somebody else wants what is larger than the result.
@@ -233,12 +233,11 @@ class _Chooser:
 
     def _try(self, members: tuple[Define, ...], again: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
         stored = self._stored(members)
-        inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
-        found = contract([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+        found = self.contracted(members, again)
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
-        together, apart = self._together(found), self._apart(members, again)
+        together, apart = self.together(found), self.apart(members, again)
         moved = 2 * sum(storage_bytes(d.buffer) for d in members if d not in stored)
         accepted = together < apart
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
@@ -248,12 +247,20 @@ class _Chooser:
             self.regions.append(Region(members, again))
         return accepted
 
+    def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
+        """A region as one nest of products."""
+        stored = self._stored(members)
+        inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
+        return contract([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+
     def _again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
         own = set(members)
         found: dict[Define, None] = {}
-        for d in dict.fromkeys(s for m in members for s in self._sources(m)):
-            if d not in own and self._is_point_wise(d) and self._is_cheap(d):
+        for d, reader in {s: m for m in members for s in self._sources(m)}.items():
+            made = d in own or (d in self.taken and bool(self._memory(d)))  # by another kernel, beside its products
+            wanted = self._is_point_wise(d) and (self._is_cheap(d) or self._is_unpacked_once(d, reader))
+            if not made and wanted:
                 found |= dict.fromkeys(self._chain(d) - own)
         return tuple(sorted(found, key=self.order.__getitem__))
 
@@ -287,32 +294,62 @@ class _Chooser:
             self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
         return self.cheap[define]
 
-    def _together(self, c: Contraction) -> float:
-        """Predicted time as one kernel. What sweeps share is counted once; the matrix unit multiplies and adds."""
+    def _is_unpacked_once(self, define: Define, product: Define) -> bool:
+        """Whether one tile of a product computes it, from memory that holds much less: packed weights."""
+        return product.buffer in self.product_of and self._is_packed(define) and self._beside(define, product) <= TILE
+
+    def _is_packed(self, define: Define) -> bool:
+        moved = sum(load_bytes(e) for e in self._memory(define))
+        return len(self._chain(define)) <= MOST_MEMBERS and 2 * moved <= storage_bytes(define.buffer)
+
+    def _beside(self, define: Define, product: Define) -> int:
+        """Positions of a product along which what it reads does not vary."""
+        loads = [e for e in postorder([product.value]) if isinstance(e, Load) and e.buffer is define.buffer]
+        along = {a for e in loads for a in e.axes}
+        return numel([a for a in product.axes if a not in along])
+
+    def _note_packed(self, product: Define) -> None:
+        """Say of a product why weights are unpacked before it."""
+        for d in self._sources(product):
+            if self._is_point_wise(d) and not self._is_cheap(d) and self._is_packed(d):
+                tiles = -(-self._beside(d, product) // TILE)
+                reason = f"each of {tiles} tiles would compute {d.origin.node} again"
+                self.decisions.append(Decision(d.origin.node, product.origin.node, "product", False, reason))
+
+    def together(self, c: Contraction) -> float:
+        """Predicted time as one kernel."""
+        return self.effort(c).time_us(self.target)
+
+    def effort(self, c: Contraction, others: int = 0) -> Effort:
+        """What a kernel takes. What sweeps share is counted once; the matrix unit multiplies and adds.
+
+        `others`: tiles of results that share the launch.
+        """
         values = opened(c.nest)
         found = [r for r in reductions(values) if operands(r) is not None]
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
         products = sum(numel((*r.axes, *r.over)) for r in found)
-        plain = all(isinstance(side, Load) for r in found for side in operands(r) or ())
-        tiles = numel(c.grid) * -(-estimate(c.rows.extent) // 128) * -(-estimate(c.columns.extent) // 128)
-        large = tiles >= 4 * self.target.processors
+        products *= LEAST_TILE if c.rows is ROW else 1  # of one row there is a tile, too
+        plain = all(_is_plain(side, r) for r in found for side in operands(r) or ())
+        large = tiles_of(c) + others >= 4 * self.target.processors
         rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
         work = sum(_work(e) * numel(e.axes) for e in postorder(values) if e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
         if not self.target.rounded_products and any(operands(r)[0].dtype is DType.F32 for r in found):  # type: ignore[index]
             rate *= UNROUNDED
-        unit, rest = products / (rate * self._rate(values)), predict_us(moved, work, 1, self.target)
-        return max(unit, rest) + 0.1 * min(unit, rest)
+        if any(operands(r)[0].dtype.bytes == 1 for r in found):  # type: ignore[index]
+            rate *= NARROW
+        return Effort(products / (rate * self._rate(values)), moved, work)
 
     def _rate(self, values: list[Expr]) -> float:
         """Multiply-adds per microsecond of the library on operands of this type."""
         kinds = {sides[0].dtype for r in reductions(values) if (sides := operands(r)) is not None}
         if DType.F32 not in kinds:
-            return self.target.products_per_us
+            return self.target.products_per_us * (2 if all(k.bytes == 1 for k in kinds) else 1)
         return self.target.products_per_us / (2 if self.target.rounded_products else 16)
 
-    def _apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
+    def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
         total, stored = 0.0, set(self._stored(members))
         own = {*members, *again}
@@ -343,6 +380,14 @@ def _is_short(define: Define) -> bool:
     """Whether a product's sums are short enough to be computed inside a sweep."""
     lengths = [a.extent.constant for r in reductions([define.value]) for a in r.over]
     return all(n is not None and n <= MOST_HELD for n in lengths)
+
+
+def _is_plain(side: Expr, product: Reduce) -> bool:
+    """Whether a matrix goes from memory to the matrix unit as it is; bytes do along the sum only."""
+    if not isinstance(side, Load) or any(isinstance(a, Quotient | Remainder) for p in side.index for a in p.atoms()):
+        return False
+    step = flat_offset(side.buffer, side.index).coefficient(product.over[0])
+    return side.dtype.bytes > 1 or step is Poly.ONE
 
 
 def _cost(value: Expr) -> float:

@@ -22,11 +22,11 @@ from ..ir.plan import Decision, FusionPlan, Group
 from ..ir.poly import in_range
 from ..ir.program import Define, Extern
 from ..ir.target import Target
-from .contractions import Regions
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
 from .memory import eager_peak, plan_peak
 from .recompute import recompute
+from .regions import Regions
 from .storage import place_updates
 
 CHEAP_COST = 6.0  # recomputing less than this per element beats a trip through memory
@@ -52,7 +52,9 @@ class Planner:
 
     def _restart(self) -> None:
         self.graph = GroupGraph(self.program)
-        self.locked = {self.graph.join(r.members, r.again) for r in self.regions.regions}  # nothing joins them later
+        joined = {self.graph.join(r.members, r.again): r for r in self.regions.regions}
+        self.locked = set(joined)  # nothing joins them later
+        self.beside = {number for number, r in joined.items() if r.beside}
         self.costs: dict[int, Cost] = {}
         self.has_reduction: dict[int, bool] = {}
         self.decisions = list(self.regions.decisions)
@@ -288,7 +290,7 @@ class Planner:
             else:
                 stores = graph.stores(graph.members[n], frozenset((n,)))
                 if stores:
-                    steps.append(Group(stores, tuple(graph.members[n]), n in self.locked))
+                    steps.append(Group(stores, tuple(graph.members[n]), n in self.locked, n in self.beside))
             for s in graph.successors[n]:
                 waiting[s] -= 1
                 if waiting[s] == 0:

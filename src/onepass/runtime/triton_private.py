@@ -46,16 +46,19 @@ class Interpreter:
         return converted
 
     def _dot(self, left: Any, right: Any, start: Any, *_: Any) -> Any:
-        """A matrix product in float32; the interpreter's own multiplies the bits of bfloat16."""
-        narrow = left.dtype.scalar == self.language.bfloat16
-        sides = [self._wide(side.data) if narrow else np.asarray(side.data) for side in (left, right)]
+        """A matrix product in 32 bits; the interpreter's own multiplies the bits of bfloat16 and of bytes."""
+        sides = [self._wide(side) for side in (left, right)]
         total = np.matmul(*sides, dtype=np.asarray(start.data).dtype) + start.data
         return self._interpreter.TensorHandle(total, start.dtype.scalar)
 
-    @staticmethod
-    def _wide(data: Any) -> Any:
-        bits = torch.tensor(np.asarray(data).view(np.int16))
-        return bits.view(torch.bfloat16).to(torch.float32).numpy()
+    def _wide(self, side: Any) -> Any:
+        """The numbers of an operand whose type numpy does not have, in float32."""
+        data, tl = np.asarray(side.data), self.language
+        if side.dtype.scalar == tl.bfloat16:
+            return torch.tensor(data.view(np.int16)).view(torch.bfloat16).to(torch.float32).numpy()
+        if side.dtype.scalar == tl.float8e4nv:
+            return torch.tensor(data.view(np.uint8)).view(torch.float8_e4m3fn).to(torch.float32).numpy()
+        return data
 
     def data(self, tensor: Any) -> Any:
         """The numpy array of a tile."""

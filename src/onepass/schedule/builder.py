@@ -62,13 +62,13 @@ class Kept:
 
 
 class Builder:
-    """Builds the statements of one kernel."""
+    """Builds the statements of one kernel; `beside` another one that shares its launch, with other names."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Builder | None = None) -> None:
         self.scopes: list[Scope] = [Scope()]
         self.locals: list[Local] = []
         self.raises = False
-        self._names: dict[str, int] = {}
+        self._names: dict[str, int] = {} if beside is None else beside._names
 
     # --- scopes ---
 

@@ -14,6 +14,7 @@ from ..ir.poly import Axis
 from ..ir.target import Target
 
 RESERVED = 2048  # bytes of shared memory for what reductions exchange
+LEAST_BYTES = 32  # of a row of an operand of the matrix unit
 FEW_ROWS = 32
 GROUPED = 8  # tiles of rows that run beside each other, so that the other matrix is still in cache
 
@@ -31,15 +32,16 @@ class Tiles:
 
 
 def choose_product_tiles(
-    c: Contraction, width: int, products: int, across: bool, target: Target, candidate: int
+    c: Contraction, width: int, products: int, across: bool, target: Target, candidate: int, others: int = 0
 ) -> Tiles:
     """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers.
 
-    `across`: the matrix with the columns is contiguous along them.
+    `across`: the matrix with the columns is contiguous along them. `others`: elements of results beside this one.
     """
-    tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target)
+    tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target, others)
     for _ in range(candidate):
         tiles = _smaller(tiles, nested=bool(c.inner))
+    tiles = replace(tiles, step=max(tiles.step, LEAST_BYTES // width))
     return _fitting(tiles, c, width, products, target)
 
 
@@ -66,7 +68,7 @@ def _nested(c: Contraction, width: int) -> Tiles:
     return Tiles(rows, columns, step, warps, stages)
 
 
-def _plain(c: Contraction, width: int, products: int, across: bool, target: Target) -> Tiles:
+def _plain(c: Contraction, width: int, products: int, across: bool, target: Target, beside: int) -> Tiles:
     """One product, or several with the same rows: square tiles where the result is large."""
     rows, columns, step = _lanes(c.rows, 128), _lanes(c.columns, 128), _lanes(c.swept, 128 // width)
     others = 1
@@ -74,15 +76,15 @@ def _plain(c: Contraction, width: int, products: int, across: bool, target: Targ
         others *= estimate(a.extent)
 
     def programs(r: int, n: int) -> int:
-        return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n)
+        return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n) + beside // (r * n)
 
     if rows <= FEW_ROWS:  # the other matrix is read once: long lines of it, many on their way
         columns, step = (_lanes(c.columns, 128), _lanes(c.swept, 64)) if across else (32, _lanes(c.swept, 256))
         return Tiles(rows, min(columns, _lanes(c.columns, 128)), step, 4, 4 if across else 5)
     constant = all(a.extent.constant is not None for a in (c.rows, c.columns, *c.grid))
-    if target.descriptors and width == 2 and constant and programs(rows, columns) >= 4 * target.processors:
+    if target.descriptors and width <= 2 and constant and programs(rows, columns) >= 4 * target.processors:
         if products == 1 and _lanes(c.columns, 256) == 256 and rows == 128:
-            return Tiles(128, 256, 64, 8, 3, resident=True)
+            return Tiles(128, 256, 128 // width, 8, 3, resident=True)
         return Tiles(rows, columns, step, 8, 4, resident=True)
     while programs(rows, columns) < target.processors and max(rows, columns) > 32:
         rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
@@ -112,6 +114,6 @@ def _fitting(tiles: Tiles, c: Contraction, width: int, products: int, target: Ta
 
     while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
         tiles = replace(tiles, stages=tiles.stages - 1)
-    while needed(tiles) > target.shared_bytes - RESERVED and tiles.step > LEAST_TILE:
+    while needed(tiles) > target.shared_bytes - RESERVED and tiles.step > max(LEAST_TILE, LEAST_BYTES // width):
         tiles = replace(tiles, step=tiles.step // 2)
     return tiles

@@ -108,26 +108,37 @@ class ContractionScheduler:
     """Builds one kernel from one contraction."""
 
     def __init__(
-        self, contraction: Contraction, target: Target, candidate: int, chunk: Axis | None = None, steps: int = 0
+        self,
+        contraction: Contraction,
+        target: Target,
+        candidate: int,
+        chunk: Axis | None = None,
+        steps: int = 0,
+        company: ContractionScheduler | None = None,
+        others: int = 0,
     ) -> None:
+        """`company`: a kernel that shares the launch; `others`: elements of the results beside this one in it."""
         self.c, self.target = contraction, target
         self.chunk, self.steps = chunk, steps  # of a split: which part of the swept class, and how many steps it has
         self.states: list[tuple[Buffer, tuple[Poly, ...], Expr]] = []  # of a split: what is stored instead
-        self.builder = Builder()
+        self.builder: Builder = Builder(company.builder if company is not None else None)
         self.grid: list[GridAxis] = []
         self.opened: dict[tuple[Axis, int], Axis] = {}  # class and dimension -> the axis that expressions use
         self.lanes: dict[Axis, Axis] = {}  # that axis -> its tile
         self.starts: dict[Axis, Poly] = {}  # that axis -> the first position of its tile
         self.whole: set[Axis] = set()  # those whose tiles never cross the end
-        self.descriptors: dict[tuple[Buffer, int, tuple[int, int]], Descriptor] = {}
+        self.descriptors: dict[tuple[Buffer, int, tuple[int, int]], Descriptor]
+        self.descriptors = company.descriptors if company is not None else {}
         self.wide = any(needs_wide(b) for b in self._buffers())
-        self.tiles: Tiles = choose_product_tiles(contraction, *self._operands(), self._across(), target, candidate)
+        self.tiles: Tiles = choose_product_tiles(
+            contraction, *self._operands(), self._across(), target, candidate, others
+        )
 
     def _operands(self) -> tuple[int, int]:
-        """Bytes of an operand of the matrix unit, and how many products there are."""
+        """Bytes of an operand of the matrix unit, and how many products there are, by the tiles their sums take."""
         found = [operands(r) for r in reductions(s.value for s in self.c.nest.stores)]
-        products = [sides for sides in found if sides is not None]
-        return max(sides[0].dtype.bytes for sides in products), len(products)
+        products = [sides[0].dtype for sides in found if sides is not None]
+        return max(d.bytes for d in products), sum(2 if d.is_packed else 1 for d in products)  # of a step, and of all
 
     def _across(self) -> bool:
         """Whether the matrix with the columns is contiguous along them."""
@@ -472,7 +483,7 @@ class ContractionScheduler:
             self.builder.add(StoreTile(*block, value))
 
     def _product(self, matrices: tuple[object, ...], dtype: DType, over: Axis, accumulator: Accumulator | None) -> Var:
-        var = Var(self.builder.name("product"), DType.F32)
+        var = Var(self.builder.name("product"), DType.I32 if dtype.is_integer else DType.F32)
         left, right = matrices
         precision = "tf32" if self.target.rounded_products else "ieee"
         summed = tuple(self.lanes[self.axis(over, dim)] for dim in (COLUMN, ROW))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
+from ..analysis.beside import contract_each
 from ..analysis.carried import CARRIED_ROWS
 from ..analysis.contraction import contract
 from ..analysis.inline import reductions
@@ -23,6 +24,7 @@ from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, contiguous_strides
 from ..ir.target import Target
 from .adjust import adjusted_chunk
+from .beside import schedule_beside
 from .contraction_split import schedule_contraction
 from .layout import access_scores
 from .pieces import PieceScheduler
@@ -41,6 +43,11 @@ def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIR
     Later candidates keep fewer values per thread: for a group whose first kernel spilled registers. What finishes
     a split is never adjusted.
     """
+    if group.beside:
+        parts = contract_each(group.stores)
+        if isinstance(parts, Refusal):
+            raise VerifyError(f"group {name} cannot be scheduled: {parts.reason}")
+        return schedule_beside(parts, target, name, group.origins, choice.candidate)
     if group.products:
         contraction = contract(group.stores)
         if isinstance(contraction, Refusal):

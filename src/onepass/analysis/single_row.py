@@ -1,0 +1,66 @@
+"""Matrix products whose rows have disappeared: one query, one token.
+
+An axis of extent 1 is in no index, so the product of one row and a matrix looks like any weighted sum. Its row comes
+back as an axis of extent 1 that is added to a position: that changes nothing, and the product has the roles again
+that every other one has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.expr import Expr, Load, Pointwise, Reduce, rewrite
+from ..ir.poly import Axis, Poly
+from .inline import reductions
+from .nest import Nest
+
+ROW = Axis("row", Poly.ONE)
+
+
+def vector_and_matrix(reduce: Reduce) -> tuple[Expr, Expr] | None:
+    """The sides of a product of one row, or of one column, and a matrix; None for any other reduction."""
+    body = reduce.inputs[0]
+    if reduce.monoid != "sum" or len(reduce.over) != 1 or not isinstance(body, Pointwise) or body.op != "mul":
+        return None
+    vector, matrix = sorted(body.args, key=lambda a: len(a.axes))
+    whole = reduce.over[0] in vector.axes and vector.axes < matrix.axes
+    return (vector, matrix) if whole else None
+
+
+def with_row(nest: Nest) -> Nest:
+    """The nest with one row for the products that have none."""
+    found = [
+        (r, sides) for r in reductions(s.value for s in nest.stores) if (sides := vector_and_matrix(r)) is not None
+    ]
+    loads = {e for r, (vector, _) in found if not reductions([vector]) for e in _loads(vector, r.over[0])}
+    if not loads or not all(s.index for s in nest.stores):
+        return nest
+    memo: dict[Expr, Expr] = {e: Load(e.buffer, _placed(e.index, e.buffer.shape)) for e in loads}
+    stores = tuple(
+        replace(
+            s,
+            index=_placed(s.index, s.buffer.shape),
+            value=rewrite(s.value, lambda e: None, None, dict(memo)),
+            domain=s.domain | {ROW},
+        )
+        for s in nest.stores
+    )
+    return replace(nest, stores=stores, classes=(ROW, *nest.classes))
+
+
+def _loads(vector: Expr, over: Axis) -> list[Load]:
+    """What a vector reads along the axis that is summed over."""
+    found: list[Load] = []
+    stack = [vector]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Load) and over in e.axes:
+            found.append(e)
+        stack.extend(e.children)
+    return found
+
+
+def _placed(index: tuple[Poly, ...], shape: tuple[Poly, ...]) -> tuple[Poly, ...]:
+    """A position with the row: in a dimension of extent 1, else in the first."""
+    at = next((k for k, size in enumerate(shape) if size is Poly.ONE), 0)
+    return tuple(p + ROW if k == at else p for k, p in enumerate(index))

@@ -1,0 +1,54 @@
+"""What the first tier of planning decides: regions around matrix products, each one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..analysis.access import estimate, numel
+from ..analysis.contraction import Contraction
+from ..ir.plan import Decision
+from ..ir.program import Define, Program
+from ..ir.target import Target
+from .cost import predict_us
+
+TILE = 128  # a side of the tiles that results are counted in
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What must share a kernel. `again`: computed here although others may store it too.
+
+    `beside`: its products have nothing in common but the launch.
+    """
+
+    members: tuple[Define, ...]
+    again: tuple[Define, ...]
+    beside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The program with some products as definitions, and the kernels they are in."""
+
+    program: Program
+    regions: tuple[Region, ...]
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What the kernel of a region takes: the matrix unit's time, bytes, and point-wise operations."""
+
+    unit_us: float
+    moved: int
+    operations: float
+
+    def time_us(self, target: Target) -> float:
+        """The matrix unit beside everything else."""
+        rest = predict_us(self.moved, self.operations, 1, target)
+        return max(self.unit_us, rest) + 0.1 * min(self.unit_us, rest)
+
+
+def tiles_of(c: Contraction) -> int:
+    """Tiles of a result, as large as they are where there are many."""
+    return numel(c.grid) * -(-estimate(c.rows.extent) // TILE) * -(-estimate(c.columns.extent) // TILE)

@@ -1,0 +1,203 @@
+"""Packed weights: two to a byte, a scale for each group; unpacked inside the kernel, never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onepass
+from onepass.analysis.digits import MOST_UNROLLED
+from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
+from tests.contractions.test_builds import TARGETS
+
+pytest.importorskip("triton")
+Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
+GROUP = 32
+
+
+def low(w: Tensor) -> Tensor:
+    return (w & 15).to(torch.int8) - 8
+
+
+def high(w: Tensor) -> Tensor:
+    return (w >> 4).to(torch.int8) - 8
+
+
+def interleaved(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """(columns, inside / 2), scales (columns, groups)."""
+    q = torch.stack((low(w), high(w)), -1).reshape(w.shape[0], -1).to(x.dtype)
+    return x @ (q.reshape(w.shape[0], -1, GROUP) * s[:, :, None]).reshape(q.shape).t()
+
+
+def interleaved_repeated(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    q = torch.stack((w & 15, w >> 4), -1).flatten(-2).to(x.dtype) - 8
+    return F.linear(x, q * s.repeat_interleave(GROUP, 1))
+
+
+def interleaved_down(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """(inside / 2, columns), scales (groups, columns)."""
+    q = torch.stack((low(w), high(w)), 1).reshape(-1, w.shape[1]).to(x.dtype)
+    return x @ (q * s.repeat_interleave(GROUP, 0))
+
+
+def halves_down(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    q = torch.cat((low(w), high(w)), 0).to(x.dtype)
+    return x @ (q.reshape(-1, GROUP, q.shape[1]) * s[:, None]).reshape(q.shape)
+
+
+def halves_repeated(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    q = torch.cat((low(w), high(w)), 1).to(x.dtype)
+    return F.linear(x, q * s.repeat_interleave(GROUP, 1))
+
+
+def with_zeros(x: Tensor, w: Tensor, s: Tensor, z: Tensor) -> Tensor:
+    q = torch.stack((w & 15, w >> 4), -1).reshape(w.shape[0], -1, GROUP).to(x.dtype)
+    return F.linear(x, ((q - z[:, :, None]) * s[:, :, None]).reshape(w.shape[0], -1))
+
+
+def scale_of_columns(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, torch.stack((low(w), high(w)), -1).reshape(w.shape[0], -1).to(x.dtype)) * s[:, 0]
+
+
+def in_quarters(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """Two bits each, four to a byte."""
+    q = torch.stack([((w >> 2 * k) & 3).to(x.dtype) - 1.5 for k in range(4)], -1).reshape(w.shape[0], -1)
+    return F.linear(x, q) * s[:, 0]
+
+
+def in_words(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """Eight to a word of 32 bits."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    q = ((w[:, :, None] >> shifts) & 15).reshape(w.shape[0], -1).to(x.dtype) - 8
+    return F.linear(x, q * s.repeat_interleave(GROUP, 1))
+
+
+def across(rows: int, inside: int, columns: int, per: int = 2) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (
+        torch.randn(rows, inside).half(),
+        torch.randint(0, 256, (columns, inside // per), dtype=torch.uint8),
+        torch.rand(columns, inside // GROUP).half() / 8,
+    )
+
+
+def down(rows: int, inside: int, columns: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (
+        torch.randn(rows, inside).half(),
+        torch.randint(0, 256, (inside // 2, columns), dtype=torch.uint8),
+        torch.rand(inside // GROUP, columns).half() / 8,
+    )
+
+
+def biased(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.silu(interleaved(x, w, s) + s[:, 0])
+
+
+SPELLINGS: dict[str, Program] = {
+    "interleaved": (interleaved, across(16, 192, 48)),
+    "interleaved, repeated scales": (interleaved_repeated, across(16, 192, 48)),
+    "interleaved down": (interleaved_down, down(16, 192, 48)),
+    "halves down": (halves_down, down(16, 320, 48)),
+    "halves, repeated scales": (halves_repeated, across(16, 320, 48)),
+    "with zeros": (
+        with_zeros,
+        lambda: (*across(16, 192, 48)(), torch.randint(0, 16, (48, 6)).half()),
+    ),
+    "a scale for each column": (scale_of_columns, across(16, 192, 48)),
+    "four to a byte": (in_quarters, across(16, 192, 48, per=4)),
+    "eight to a word": (
+        in_words,
+        lambda: (
+            torch.randn(16, 192).half(),
+            torch.randint(-(2**31), 2**31 - 1, (48, 24), dtype=torch.int32),
+            torch.rand(48, 6).half() / 8,
+        ),
+    ),
+    "bias and activation": (biased, across(16, 192, 48)),
+    "one row": (interleaved, across(1, 192, 48)),
+    "one row, halves": (halves_down, down(1, 320, 31)),
+    "primes": (interleaved, across(37, 224, 53)),
+    "primes, halves": (halves_down, down(37, 448, 53)),
+    "128 rows": (interleaved, across(128, 64, 32)),
+    "long": (interleaved_down, down(3, 4096, 16)),
+    "weights of two layers": (
+        lambda x, w, s: interleaved(F.gelu(interleaved(x, w, s)), w, s),
+        across(16, 64, 64),
+    ),
+}
+OTHERS: dict[str, Program] = {
+    "many rows": (interleaved, across(300, 64, 32)),
+    "two matrices as one": (
+        lambda x, a, b: torch.relu(x @ torch.cat((a, b), 0)),
+        lambda: tuple(torch.randn(s).half() for s in ((37, 96), (48, 20), (48, 20))),
+    ),
+    "two unequal matrices as one": (
+        lambda x, a, b: torch.relu(x @ torch.cat((a, b), 0)),
+        lambda: tuple(torch.randn(s).half() for s in ((37, 96), (32, 20), (64, 20))),
+    ),
+    "heads joined": (
+        lambda a, w, r: r + F.linear(a.transpose(1, 2).reshape(2, 19, 48), w),
+        lambda: tuple(torch.randn(s).half() for s in ((2, 3, 19, 16), (48, 48), (2, 19, 48))),
+    ),
+    "attention to a prefix of half the keys": (
+        lambda q, k, v: (q @ k.t()).masked_fill(torch.arange(40) < 20, float("-inf")).softmax(-1) @ v,
+        lambda: tuple(torch.randn(s).half() for s in ((37, 16), (40, 16), (40, 16))),
+    ),
+    "attention weights without a maximum, half of them": (
+        lambda q, k, v: torch.where(torch.arange(40) < 20, torch.exp(q @ k.t() / 8), 0.5 * (q @ k.t())) @ v,
+        lambda: tuple(torch.randn(s).half() for s in ((37, 16), (40, 16), (40, 16))),
+    ),
+    "bits of integers": (
+        lambda x, w: torch.relu(x @ (w & 7).to(x.dtype)),
+        lambda: (torch.randn(37, 64).half(), torch.randint(-128, 128, (64, 48), dtype=torch.int8)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_no_wide_weight_is_stored(name: str) -> None:
+    function, arguments = SPELLINGS[name]
+    e = explained(function, *arguments())
+    assert len(e.kernels) == 1 + (name == "long") and not products_left(e), [d.reason for d in e.rejected]
+
+
+@pytest.mark.parametrize("name", [*SPELLINGS, *OTHERS])
+def test_values(name: str) -> None:
+    function, arguments = (SPELLINGS | OTHERS)[name]
+    judge(interpreted(function), function, *arguments())
+
+
+@pytest.mark.parametrize(
+    "function", [interleaved, interleaved_repeated, interleaved_down, halves_down, halves_repeated]
+)
+def test_a_byte_is_read_once(function: Callable[..., Tensor]) -> None:
+    """Both halves come from one load, and no lane chooses between them."""
+    arguments = (down if function in (interleaved_down, halves_down) else across)(16, 1024, 64)()
+    source = explained(function, *arguments).kernels[0].source
+    assert source.count("tl.dot(") == 2 and source.count("op_shr(") == 1
+    assert "tl.where(" not in source
+
+
+def test_four_to_a_byte_are_four_products() -> None:
+    function, arguments = SPELLINGS["four to a byte"]
+    (kernel,) = explained(function, *arguments()).kernels
+    assert kernel.source.count("tl.dot(") == MOST_UNROLLED
+
+
+@pytest.mark.parametrize("rows", [1, 16, 128, 4096])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("function", [interleaved, halves_down])
+def test_builds(function: Callable[..., Tensor], target: str, rows: int) -> None:
+    with FakeTensorMode(), torch.no_grad():
+        x = torch.empty(rows, 4096, dtype=torch.bfloat16)
+        shapes = ((4096, 2048), (4096, 128)) if function is interleaved else ((2048, 4096), (128, 4096))
+        w, s = torch.empty(shapes[0], dtype=torch.uint8), torch.empty(shapes[1], dtype=torch.bfloat16)
+        e = onepass.explain(function, x, w, s, target=target, options=FREE)
+    assert bool(products_left(e)) == (rows == 4096)  # each program would unpack the same weights again
+    assert all(k.registers > 0 and k.spilled_bytes == 0 for k in e.kernels)
+    assert (rows == 4096) == any("each of 32 tiles would compute" in d.reason for d in e.rejected)
