@@ -10,12 +10,13 @@ from ..analysis.access import estimate
 from ..analysis.contraction import Contraction
 from ..analysis.legality import outer_axes
 from ..analysis.nest import Nest, NestStore
+from ..analysis.passes import passes
 from ..ir.expr import Expr, Load, Part, Reduce, pointwise, rewrite
 from ..ir.kernel import ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Origin, contiguous_strides
 from ..ir.target import Target
-from .contractions import ContractionScheduler, passes
+from .contractions import ContractionScheduler
 from .online import carried
 from .tiles import TileScheduler
 
@@ -72,7 +73,7 @@ def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, Buffer]) -> Nes
 
     whole: dict[Reduce, Expr] = {r: Part(Reduce(r.monoid, (state(r),), (over,)), 0) for r in one.level}
     for r, h in one.carried.items():
-        (top,) = one.level
+        top = one.level[0]
         moved = carried(Part(top, 0), h, whole[top], state(top))
         whole[r] = Part(Reduce("sum", (pointwise("mul", state(r), moved),), (over,)), 0)
     memo: dict[Expr, Expr] = {Part(r, 0): merged for r, merged in whole.items()}
