@@ -66,7 +66,7 @@ def _uncast(e: Expr) -> Expr:
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
     nest = collapse(unify(list(stores)))
-    nest = replace(nest, stores=tuple(replace(s, value=_prepared(s.value)) for s in nest.stores))
+    nest = replace(nest, stores=tuple(replace(s, value=prepared(s.value)) for s in nest.stores))
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
     if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
@@ -91,11 +91,11 @@ def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     return contraction if reason is None else Refusal(reason)
 
 
-def _prepared(value: Expr) -> Expr:
-    """The value as a sweep computes it best."""
+def prepared(value: Expr, kept: frozenset[Expr] = frozenset()) -> Expr:
+    """The value as a sweep computes it best; `kept` roundings stay."""
     value = rewrite(value, _extreme)
     matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
-    value = unrounded(value, frozenset(a for m in matrices for a in m.children))
+    value = unrounded(value, kept.union(a for m in matrices for a in m.children))
     return in_base_two(rewrite(positions_apart(value), scale_outside))
 
 
@@ -143,7 +143,7 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
                 return "two products have other rows or columns"
             if reductions([right]):
                 return "both matrices are computed from products"
-            if not {c.rows, *r.over} <= _varying(left) or not {c.columns, *r.over} <= _varying(right):
+            if not {c.rows, *r.over} <= varying(left) or not {c.columns, *r.over} <= varying(right):
                 return "a matrix is expanded along one of its axes"
         elif r.monoid not in ("max", "min", "sum", "prod") or c.columns in r.axes:
             return f"a {r.monoid} beside a product"
@@ -161,12 +161,12 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
         steps = {a for a in left.axes | right.axes if c.nest.bound.get(a) is c.swept}
         if not steps or steps & left.axes:
             return "a product inside the sweep is not one of rows and steps"
-        if not {c.rows, *r.over} <= _varying(left) or not {*steps, *r.over} <= _varying(right):
+        if not {c.rows, *r.over} <= varying(left) or not {*steps, *r.over} <= varying(right):
             return "a matrix is expanded along one of its axes"
     return None
 
 
-def _varying(e: Expr) -> frozenset[Axis]:
+def varying(e: Expr) -> frozenset[Axis]:
     """The axes along which a value differs in memory or by position, not only in shape."""
     found: set[Axis] = set()
     for node in postorder([e], into_reductions=False):

@@ -1,8 +1,8 @@
 """Which matrix products run inside kernels, with what around them: the first tier of planning.
 
 A product goes to the library unless something around it makes a kernel of it pay: a second product that reads what
-the first one made (the matrix between them is then never stored), or point-wise work on its result. Each region is
-tried whole; the answer keeps its number.
+the first one made (the matrix between them is then never stored), reductions of its rows, or point-wise work.
+Each region is tried whole; the answer keeps its number.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..ir.options import Options
 from ..ir.plan import Decision, Store
 from ..ir.program import Buffer, Define, Extern, Program, Update
 from ..ir.target import Target
+from .contraction_rows import try_rows
 from .cost import predict_us
 from .groups import things
 
@@ -54,9 +55,11 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
     """Decide on every matrix product of a program."""
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = _Chooser(program, target)
+    chooser = Chooser(program, target)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
+    for extern in chooser.products:
+        try_rows(chooser, extern)
     for extern in chooser.products:
         chooser.try_alone(extern)
     chosen = {d for r in chooser.regions for d in r.members}
@@ -66,7 +69,7 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
     return Regions(replace(program, statements=statements), tuple(chooser.regions), tuple(chooser.decisions))
 
 
-class _Chooser:
+class Chooser:
     """One pass over a program's products."""
 
     def __init__(self, program: Program, target: Target) -> None:
@@ -163,7 +166,7 @@ class _Chooser:
         for tail in self._tails(last):
             end = tail[-1] if tail else last
             members = self._grown({last}, tail, None if tail else last)
-            if not members or not (tail or self._again(members)):
+            if not members or not (tail or self.again(members)):
                 continue
             if self._consider(members, last.origin.node, end.origin.node, "product"):
                 return
@@ -194,7 +197,7 @@ class _Chooser:
                 members.add(d)
                 late |= {d} if not made and d.buffer not in self.product_of else set()
                 waiting += self._neighbours(d)
-        if any(storage_bytes(d.buffer) > most for d in self._stored(members)):
+        if any(storage_bytes(d.buffer) > most for d in self.stored(members)):
             return ()
         return tuple(sorted(members, key=self.order.__getitem__))
 
@@ -214,7 +217,7 @@ class _Chooser:
     def _readers(self, define: Define) -> set[Define]:
         return set(self.readers.get(define.buffer, ()))
 
-    def _stored(self, members: Iterable[Define]) -> list[Define]:
+    def stored(self, members: Iterable[Define]) -> list[Define]:
         """Members that others want."""
         own = set(members)
         return [d for d in members if d.buffer in self.elsewhere or not self._readers(d) or self._readers(d) - own]
@@ -226,29 +229,34 @@ class _Chooser:
 
     def _consider(self, members: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
         """One kernel of the members, with what they read computed again; else with less of it."""
-        cheap = self._again(members)
-        placed = tuple(d for d in cheap if not self._memory(d))
+        cheap = self.again(members)
+        placed = tuple(d for d in cheap if not self.memory(d))
         choices = dict.fromkeys((cheap, placed))
         return any(self._try(members, again, first, last, kind) for again in choices)
 
     def _try(self, members: tuple[Define, ...], again: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
-        stored = self._stored(members)
+        stored = self.stored(members)
         inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
         found = contract([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
         together, apart = self._together(found), self._apart(members, again)
-        moved = 2 * sum(storage_bytes(d.buffer) for d in members if d not in stored)
         accepted = together < apart
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
-        self.decisions.append(Decision(first, last, kind, accepted, reason, apart - together, moved if accepted else 0))
-        if accepted:
+        return self.answer(members, again, Decision(first, last, kind, accepted, reason, apart - together))
+
+    def answer(self, members: tuple[Define, ...], again: tuple[Define, ...], decision: Decision) -> bool:
+        """Keep a decision on a region; one that is accepted is a kernel."""
+        stored = self.stored(members)
+        moved = 2 * sum(storage_bytes(d.buffer) for d in members if d not in stored)
+        self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
+        if decision.accepted:
             self.taken.update(members)
             self.regions.append(Region(members, again))
-        return accepted
+        return decision.accepted
 
-    def _again(self, members: Iterable[Define]) -> tuple[Define, ...]:
+    def again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
         own = set(members)
         found: dict[Define, None] = {}
@@ -269,7 +277,7 @@ class _Chooser:
             stack.extend(fresh)
         return chain
 
-    def _memory(self, define: Define) -> set[Load]:
+    def memory(self, define: Define) -> set[Load]:
         """What a point-wise value reads, with all it is made of."""
         chain = self._chain(define)
         made = {d.buffer for d in chain}
@@ -281,7 +289,7 @@ class _Chooser:
             chain, shape = self._chain(define), define.buffer.shape
             points = max(1, numel(define.axes))
             cost = sum(_cost(d.value) * min(1.0, numel(d.axes) / points) for d in chain)
-            moved, own = sum(load_bytes(e) for e in self._memory(define)), storage_bytes(define.buffer)
+            moved, own = sum(load_bytes(e) for e in self.memory(define)), storage_bytes(define.buffer)
             row = len(shape) < 2 or any(n.constant == 1 for n in shape[-2:])
             most, wider = (PLACE_COST if row or 16 * moved <= own else CHEAP_COST), 8 if row else 2
             self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
@@ -302,10 +310,10 @@ class _Chooser:
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
         if not self.target.rounded_products and any(operands(r)[0].dtype is DType.F32 for r in found):  # type: ignore[index]
             rate *= UNROUNDED
-        unit, rest = products / (rate * self._rate(values)), predict_us(moved, work, 1, self.target)
+        unit, rest = products / (rate * self.rate(values)), predict_us(moved, work, 1, self.target)
         return max(unit, rest) + 0.1 * min(unit, rest)
 
-    def _rate(self, values: list[Expr]) -> float:
+    def rate(self, values: list[Expr]) -> float:
         """Multiply-adds per microsecond of the library on operands of this type."""
         kinds = {sides[0].dtype for r in reductions(values) if (sides := operands(r)) is not None}
         if DType.F32 not in kinds:
@@ -314,7 +322,7 @@ class _Chooser:
 
     def _apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
-        total, stored = 0.0, set(self._stored(members))
+        total, stored = 0.0, set(self.stored(members))
         own = {*members, *again}
         for d in again:  # what only these products read would have to be stored for them
             read = any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer])
@@ -325,7 +333,7 @@ class _Chooser:
             reads = sum(storage_bytes(b) for b in loaded(d.value))
             if d.buffer in self.product_of:
                 products = sum(numel((*r.axes, *r.over)) for r in reductions([d.value]))
-                compute = products / (LIBRARY * self._rate([d.value]))
+                compute = products / (LIBRARY * self.rate([d.value]))
                 memory = (reads + storage_bytes(d.buffer)) / self.target.memory_bytes_per_us
                 total += self.target.launch_us + max(compute, memory)
                 continue

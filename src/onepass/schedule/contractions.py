@@ -306,7 +306,7 @@ class ContractionScheduler:
         if self.chunk is not None:
             at = self.builder.resolve(self.chunk * self.steps)
             after, before = (*after, at), (*before, at + self.steps)
-        with self.builder.block(_closer(loop, after, before)):
+        with self.builder.block(closer(loop, after, before)):
             for dim in (ROW, COLUMN):
                 self._open(c.swept, dim, step, loop * step)
             for running in first:
@@ -463,7 +463,8 @@ def _largest(poly: Poly) -> int | None:
     return total
 
 
-def _closer(
-    axis: Axis, after: tuple[Poly, ...], before: tuple[Poly, ...]
+def closer(
+    axis: Axis, after: tuple[Poly, ...] = (), before: tuple[Poly, ...] = ()
 ) -> Callable[[tuple[Statement, ...]], Statement]:
+    """What turns the statements of a step into a sweep over a class."""
     return lambda body: Loop(axis, axis.extent, "sweep", body, after=after, before=before)

@@ -1,0 +1,81 @@
+"""Tile sizes of kernels that reduce the rows of matrix products.
+
+Held columns are one tile, and rows shrink until all processors have some. Swept columns come in tiles that leave
+room for two programs on a processor: one computes exponentials while the other multiplies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..analysis.access import estimate, numel
+from ..analysis.contraction import LEAST_TILE
+from ..analysis.rows import RowContraction
+from ..ir.target import Target
+from .contraction_tiles import RESERVED, Tiles, lanes_of
+
+MOST_DEPTH = 256  # of the products' own sum that is held whole, in elements of 16 bits
+LONG_DEPTH = 1024  # from which wide tiles pay although only one program fits
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles(Tiles):
+    """rows x `step` of a product at a time, which takes `depth` of its own sum at a time; 0: all of it."""
+
+    depth: int = 0
+
+
+def choose_row_tiles(c: RowContraction, width: int, products: int, target: Target, candidate: int) -> RowTiles:
+    """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers."""
+    tiles = _held(c, width, target) if c.held else _swept(c, width)
+    for _ in range(candidate):
+        tiles = _smaller(tiles, c.held)
+    return _fitting(tiles, c, width, products, target)
+
+
+def _held(c: RowContraction, width: int, target: Target) -> RowTiles:
+    columns = lanes_of(c.columns, 1 << 30)
+    rows = lanes_of(c.rows, 128 if columns <= 256 else 64)
+    while rows > LEAST_TILE and numel(c.grid) * -(-estimate(c.rows.extent) // rows) < target.processors:
+        rows //= 2
+    area = rows * columns
+    depth = min(lanes_of(a, (128 if area <= 64 * 128 else 64) * 2 // width) for a in c.inner)
+    return RowTiles(rows, columns, columns, 8 if area >= 128 * 128 else 4, 4 if area < 128 * 256 else 3, depth=depth)
+
+
+def _swept(c: RowContraction, width: int) -> RowTiles:
+    whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
+    rows = lanes_of(c.rows, 128)
+    warps = 8 if rows == 128 else 4
+    if whole * width <= 2 * MOST_DEPTH:
+        return RowTiles(rows, 128, 128 if width == 2 else 64, warps, 2)
+    wide = width == 2 and rows == 128 and min(estimate(a.extent) for a in c.inner) >= LONG_DEPTH
+    step = 256 if wide else 128
+    depth = min(lanes_of(a, 128 // width) for a in c.inner)
+    return RowTiles(rows, step, step, warps, 3, depth=depth)
+
+
+def _smaller(tiles: RowTiles, held: bool) -> RowTiles:
+    if tiles.warps < 8 and tiles.rows >= 64:
+        return replace(tiles, warps=8)
+    if held or tiles.step <= 64:
+        return replace(tiles, rows=max(LEAST_TILE, tiles.rows // 2))
+    return replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
+
+
+def _fitting(tiles: RowTiles, c: RowContraction, width: int, products: int, target: Target) -> RowTiles:
+    """What a program keeps in shared memory fits there."""
+    whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
+
+    def needed(t: RowTiles) -> int:
+        if not t.depth:  # the rows' matrix stays
+            return width * whole * (t.rows + t.stages * t.step)
+        return width * t.stages * t.depth * (t.rows + t.step * products)
+
+    while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
+        tiles = replace(tiles, stages=tiles.stages - 1)
+    while needed(tiles) > target.shared_bytes - RESERVED and tiles.depth > LEAST_TILE:
+        tiles = replace(tiles, depth=tiles.depth // 2)
+    while needed(tiles) > target.shared_bytes - RESERVED and not tiles.depth and tiles.step > LEAST_TILE:
+        tiles = replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
+    return tiles
