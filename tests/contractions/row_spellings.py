@@ -139,8 +139,9 @@ SWEPT: dict[str, Program] = {
 # What is no such region, or only part of one: values are all that is asked.
 OTHERS: dict[str, Program] = {
     "contrast of both sides": (
-        lambda a, b: F.cross_entropy(a @ b.t() / 0.1, torch.arange(600))
-        + F.cross_entropy(b @ a.t() / 0.1, torch.arange(600)),
+        lambda a, b: (
+            F.cross_entropy(a @ b.t() / 0.1, torch.arange(600)) + F.cross_entropy(b @ a.t() / 0.1, torch.arange(600))
+        ),
         matrices((600, 32), (600, 32)),
     ),
     "contrast by the transpose": (

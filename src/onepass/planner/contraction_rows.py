@@ -41,9 +41,10 @@ def try_rows(chooser: Chooser, extern: Extern) -> None:
     if product is None or product in chooser.taken:
         return
     for column in (-1, -2):
-        members = _region(chooser, product, len(product.dimensions) + column)
-        if members and _consider(chooser, members, product):
-            return
+        following = _region(chooser, product, len(product.dimensions) + column)
+        for members in dict.fromkeys((_joined(chooser, following, product), following)) if following else ():
+            if _consider(chooser, members, product):
+                return
 
 
 # --- the region ---
@@ -76,6 +77,20 @@ def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...
         reduces |= bool(reductions([d.value])) and kind < 0
         readers(d)
     return tuple(members) if reduces else ()
+
+
+def _joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:
+    """The members, and other products of that size with point-wise work on them that only the members read."""
+    found, size = set(members), numel(product.axes)
+    waiting = [s for m in members for s in chooser.sources(m)]
+    while waiting and len(found) < MOST_MEMBERS:
+        d = waiting.pop()
+        reduces = d.buffer not in chooser.product_of and reductions([d.value])
+        if d in found or d in chooser.taken or reduces or numel(d.axes) != size or not chooser.only_for(d, found):
+            continue
+        found.add(d)
+        waiting += chooser.sources(d)
+    return tuple(sorted(found, key=chooser.order.__getitem__))
 
 
 def _kind(define: Define, columns: dict[Buffer, int | None], rows: int) -> int | None:
@@ -122,7 +137,7 @@ def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...
         return False
     rate = chooser.rate([product.value])
     together, why = _together(found, rate, chooser.target)
-    apart = _apart(chooser, members, product, rate)
+    apart = _apart(chooser, members, rate)
     reason = f"predicted {together:.1f} us in one kernel ({why}), {apart:.1f} us by the library and one more"
     decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
     return chooser.answer(members, again, decision)
@@ -184,14 +199,17 @@ def _work(nodes: Iterable[Expr]) -> float:
     return total
 
 
-def _apart(chooser: Chooser, members: tuple[Define, ...], product: Define, rate: float) -> float:
-    """Predicted time of the library's product and of one kernel for all that follows."""
-    target, others = chooser.target, [d for d in members if d is not product]
+def _apart(chooser: Chooser, members: tuple[Define, ...], rate: float) -> float:
+    """Predicted time of the library's products and of one kernel for all that follows."""
+    target, total = chooser.target, 0.0
+    products = [d for d in members if d.buffer in chooser.product_of]
+    for d in products:
+        multiplied = sum(numel((*r.axes, *r.over)) for r in reductions([d.value])) / rate
+        moved = sum(map(storage_bytes, (d.buffer, *loaded(d.value))))
+        total += target.launch_us + max(multiplied, moved / target.memory_bytes_per_us)
+    others = [d for d in members if d not in products]
     made = {d.buffer for d in others}
-    multiplied = sum(numel((*r.axes, *r.over)) for r in reductions([product.value])) / rate
-    first = sum(map(storage_bytes, (product.buffer, *loaded(product.value)))) / target.memory_bytes_per_us
     reads = dict.fromkeys(b for d in others for b in loaded(d.value) if b not in made)
-    written = [d.buffer for d in chooser.stored(members) if d is not product]
+    written = [d.buffer for d in chooser.stored(members) if d not in products]
     moved = sum(map(storage_bytes, (*reads, *written)))
-    work = sum(_work(postorder([d.value])) for d in others)
-    return target.launch_us + max(multiplied, first) + predict_us(moved, work, 1, target)
+    return total + predict_us(moved, sum(_work(postorder([d.value])) for d in others), 1, target)

@@ -122,7 +122,7 @@ class Chooser:
     def _between(self, last: Define, chosen: list[Define] | None) -> Iterable[Define]:
         """The products that this one is made of; with some of them chosen, those and all that depends on them."""
         depends: dict[Define, bool] = {}
-        stack = [(d, False) for d in self._sources(last)]
+        stack = [(d, False) for d in self.sources(last)]
         while stack:
             d, ready = stack.pop()
             if d in depends and not ready:
@@ -130,14 +130,14 @@ class Chooser:
             if d.buffer in self.product_of:
                 depends[d] = d not in self.taken and (chosen is None or d in chosen)
             elif ready:
-                depends[d] = any(depends.get(s, False) for s in self._sources(d))
+                depends[d] = any(depends.get(s, False) for s in self.sources(d))
             else:
                 depends[d] = False
                 stack.append((d, True))
-                stack.extend((s, False) for s in self._sources(d) if s not in depends)
+                stack.extend((s, False) for s in self.sources(d) if s not in depends)
         return [d for d, yes in depends.items() if yes and (chosen is not None or d.buffer in self.product_of)]
 
-    def _sources(self, define: Define) -> list[Define]:
+    def sources(self, define: Define) -> list[Define]:
         found = (self.define_of.get(b) or self.product_of.get(b) for b in loaded(define.value))
         return [d for d in found if d is not None]
 
@@ -186,11 +186,11 @@ class Chooser:
             d = waiting.pop()
             if d in members or d in self.taken:
                 continue
-            made = any(s in members and s not in late and s is not last for s in self._sources(d))
+            made = any(s in members and s not in late and s is not last for s in self.sources(d))
             if d.buffer in self.product_of:
-                belongs = last is None and self._only_for(d, late)
-            elif self._only_for(d, members):
-                belongs = made or (self._only_for(d, late) and not reductions([d.value]))
+                belongs = last is None and self.only_for(d, late)
+            elif self.only_for(d, members):
+                belongs = made or (self.only_for(d, late) and not reductions([d.value]))
             else:
                 belongs = made and self._aside(d, members, most)
             if belongs:
@@ -201,13 +201,13 @@ class Chooser:
             return ()
         return tuple(sorted(members, key=self.order.__getitem__))
 
-    def _only_for(self, define: Define, group: set[Define]) -> bool:
+    def only_for(self, define: Define, group: set[Define]) -> bool:
         readers = self._readers(define)
         return define.buffer not in self.elsewhere and bool(readers) and readers <= group
 
     def _aside(self, define: Define, members: set[Define], most: int) -> bool:
         """Whether others want what members make, and it can be stored beside a result of `most` bytes."""
-        sources = self._sources(define)
+        sources = self.sources(define)
         if not all(s in members for s in sources):
             return False
         if any(storage_bytes(s.buffer) > most for s in sources):
@@ -223,7 +223,7 @@ class Chooser:
         return [d for d in members if d.buffer in self.elsewhere or not self._readers(d) or self._readers(d) - own]
 
     def _neighbours(self, define: Define) -> list[Define]:
-        return [*self._sources(define), *self.readers.get(define.buffer, ())]
+        return [*self.sources(define), *self.readers.get(define.buffer, ())]
 
     # --- the answer ---
 
@@ -260,7 +260,7 @@ class Chooser:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
         own = set(members)
         found: dict[Define, None] = {}
-        for d in dict.fromkeys(s for m in members for s in self._sources(m)):
+        for d in dict.fromkeys(s for m in members for s in self.sources(m)):
             if d not in own and self._is_point_wise(d) and self._is_cheap(d):
                 found |= dict.fromkeys(self._chain(d) - own)
         return tuple(sorted(found, key=self.order.__getitem__))
@@ -272,7 +272,7 @@ class Chooser:
         """A point-wise value and those it is made of, back to what must be read."""
         chain, stack = {define}, [define]
         while stack and len(chain) <= MOST_MEMBERS:
-            fresh = [d for d in self._sources(stack.pop()) if d not in chain and self._is_point_wise(d)]
+            fresh = [d for d in self.sources(stack.pop()) if d not in chain and self._is_point_wise(d)]
             chain.update(fresh)
             stack.extend(fresh)
         return chain
