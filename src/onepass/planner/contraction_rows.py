@@ -7,7 +7,7 @@ picked from every row, and what is made of these. The predicted time decides, an
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate, numel, power_above, storage_bytes
@@ -32,7 +32,7 @@ HELD, WIDE, SHORT, LONG = 0.8, 0.64, 0.75, 0.7
 SMALL = 0.5  # of that, with tiles of fewer rows than the matrix unit likes
 SWEPT_MEMORY = 0.85  # of the bandwidth, where a pipeline starts again for every tile of columns
 WIDE_COLUMNS, SHORT_SUM, MATRIX_ROWS = 256, 256, 64
-MOST_MEMBERS = 48
+MOST_MEMBERS, MOST_SEEN = 48, 256
 
 
 def try_rows(chooser: Chooser, extern: Extern) -> None:
@@ -67,7 +67,7 @@ def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...
     readers(product)
     while waiting and len(members) < MOST_MEMBERS:
         _, d = heapq.heappop(waiting)
-        if d in chooser.taken or d.buffer in chooser.product_of:
+        if d in chooser.taken or d.buffer in chooser.product_of or _waits(chooser, d, columns.keys()):
             continue
         kind = _kind(d, columns, rows)
         if kind is None:
@@ -79,6 +79,25 @@ def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...
     return tuple(members) if reduces else ()
 
 
+def _waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool:
+    """Whether a value needs something from outside that itself needs the region: they cannot be one kernel."""
+    earliest = min(chooser.made_at[b] for b in region)
+    stack = [b for b in loaded(define.value) if b not in region]
+    seen = set(stack)
+    while stack:
+        buffer = stack.pop()
+        if chooser.made_at.get(buffer, -1) < earliest:
+            continue
+        maker = chooser.define_of.get(buffer) or chooser.product_of.get(buffer)
+        needed = loaded(maker.value) if maker is not None else ()
+        if maker is None or len(seen) > MOST_SEEN or any(b in region for b in needed):
+            return True
+        fresh = [b for b in needed if b not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return False
+
+
 def _joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:
     """The members, and other products of that size with point-wise work on them that only the members read."""
     found, size = set(members), numel(product.axes)
@@ -87,6 +106,8 @@ def _joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> t
         d = waiting.pop()
         reduces = d.buffer not in chooser.product_of and reductions([d.value])
         if d in found or d in chooser.taken or reduces or numel(d.axes) != size or not chooser.only_for(d, found):
+            continue
+        if _waits(chooser, d, {m.buffer for m in found}):
             continue
         found.add(d)
         waiting += chooser.sources(d)

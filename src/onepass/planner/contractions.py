@@ -82,7 +82,10 @@ class Chooser:
         self.readers: dict[Buffer, list[Define]] = {}
         self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
         self.order = {}
+        self.made_at: dict[object, int] = {}  # a buffer -> the statement that makes it
         for number, s in enumerate(program.statements):
+            if not isinstance(s, Update):
+                self.made_at[s.buffer if isinstance(s, Define) else s.result] = number
             match s:
                 case Define():
                     self._reads(s)
