@@ -10,11 +10,12 @@ import heapq
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from ..analysis.access import estimate, numel, power_above, storage_bytes
-from ..analysis.contraction import LEAST_TILE, operands
+from ..analysis.access import estimate, numel, storage_bytes
+from ..analysis.contraction import operands
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
 from ..analysis.passes import passes
+from ..analysis.row_rates import product_time
 from ..analysis.rows import RowContraction, contract_rows
 from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
 from ..ir.monoids import MONOIDS
@@ -27,11 +28,7 @@ from .cost import predict_us
 if TYPE_CHECKING:
     from .contractions import Chooser
 
-# Of the rate a matmul of the library reaches: rows held in a tile, in a wide one; swept, with short and long sums.
-HELD, WIDE, SHORT, LONG = 0.8, 0.64, 0.75, 0.7
-SMALL = 0.5  # of that, with tiles of fewer rows than the matrix unit likes
 SWEPT_MEMORY = 0.85  # of the bandwidth, where a pipeline starts again for every tile of columns
-WIDE_COLUMNS, SHORT_SUM, MATRIX_ROWS = 256, 256, 64
 MOST_MEMBERS, MOST_SEEN = 48, 256
 
 
@@ -173,40 +170,16 @@ def _together(c: RowContraction, rate: float, target: Target) -> tuple[float, st
     found = {r for r in reductions(values) if operands(r) is not None}
     units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
     times = 1 if c.held else len(passes(c))  # sweeps that multiply again
-    multiplied, share = _products(c, found, rate, target)
+    products = product_time(c, rate, target)
     work = times * _work(e for e in postorder(values) if e not in units and e not in found)
     reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
     moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
     memory = moved / (1.0 if c.held else SWEPT_MEMORY)
-    unit, rest = times * multiplied, predict_us(int(memory), work, 1, target)
+    unit, rest = times * products.time_us, predict_us(int(memory), work, products.launches, target)
     total = max(unit, rest) + 0.1 * min(unit, rest)
     swept = f", {times} times over" if times > 1 else ""
-    why = f"products {unit:.1f} us at {100 * share:.0f} % of the library's rate{swept}, the rest {rest:.1f} us"
+    why = f"products {unit:.1f} us at {100 * products.share:.0f} % of the library's rate{swept}, the rest {rest:.1f} us"
     return total, why
-
-
-def _products(c: RowContraction, found: Iterable[Reduce], rate: float, target: Target) -> tuple[float, float]:
-    """Time of the products, and the share of the library's rate they reach, with the best number of rows."""
-    columns = power_above(c.columns.extent.constant) if c.held else 128
-    depth = sum(estimate(a.extent) for r in found for a in r.over)
-    width = max(side.dtype.bytes for r in found for side in operands(r) or ())
-    others, length = max(1, numel(c.grid)), estimate(c.rows.extent)
-    across = 1 if c.held else -(-estimate(c.columns.extent) // columns)
-    if c.held:
-        share = HELD if columns <= WIDE_COLUMNS else WIDE
-    else:
-        share = SHORT if max(estimate(a.extent) for a in c.inner) <= SHORT_SUM else LONG
-    ideal = others * length * estimate(c.columns.extent) * depth / rate
-    choices = []
-    for rows in (128, 64, 32, 16) if c.held else (max(LEAST_TILE, min(128, power_above(length))),):
-        tiles = others * -(-length // rows)
-        padded = max(LEAST_TILE, columns) * rows * depth * (1.0 if rows >= MATRIX_ROWS else 1 / SMALL)
-        waves = -(-tiles // target.processors) if c.held else max(1.0, tiles * across / target.processors) / across
-        compute = waves * across * padded * target.processors / (share * rate)
-        copied = tiles * across * (columns + rows) * depth * width / target.cache_bytes_per_us
-        choices.append(max(compute, copied))
-    best = min(choices)
-    return best, ideal / best if best else 1.0
 
 
 def _work(nodes: Iterable[Expr]) -> float:

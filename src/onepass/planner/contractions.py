@@ -244,7 +244,7 @@ class Chooser:
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
-        together, apart = self._together(found), self._apart(members, again)
+        together, apart = self._together(found), self._apart(members, again) - self._done_anyway(members, kind)
         accepted = together < apart
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
         return self.answer(members, again, Decision(first, last, kind, accepted, reason, apart - together))
@@ -258,6 +258,17 @@ class Chooser:
             self.taken.update(members)
             self.regions.append(Region(members, again))
         return decision.accepted
+
+    def _done_anyway(self, members: tuple[Define, ...], kind: str) -> float:
+        """Of the time without a kernel of the product: what the kernel that reads its end does in passing."""
+        (end, *more), own = self.stored(members), set(members)
+        readers = self._readers(end) - own
+        kernels = any(r.buffer not in self.product_of for r in readers)
+        if kind != "product" or more or not kernels or end in self.product_of.values():
+            return 0.0
+        wanted = end.buffer in self.elsewhere or any(r.buffer in self.product_of for r in readers)
+        moved = storage_bytes(end.buffer) * (1 if wanted else 2)  # not read by it, and not even written
+        return self.target.launch_us + moved / self.target.memory_bytes_per_us
 
     def again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""

@@ -1,6 +1,6 @@
 """Tile sizes of kernels that reduce the rows of matrix products.
 
-Held columns are one tile, and rows shrink until all processors have some. Swept columns come in tiles that leave
+Held columns are one tile, with as many rows as multiply fastest. Swept columns come in tiles that leave
 room for two programs on a processor: one computes exponentials while the other multiplies.
 """
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..analysis.access import estimate, numel
+from ..analysis.access import estimate
 from ..analysis.contraction import LEAST_TILE
+from ..analysis.row_rates import product_time
 from ..analysis.rows import RowContraction
 from ..ir.target import Target
 from .contraction_tiles import RESERVED, Tiles, lanes_of
 
 MOST_DEPTH = 256  # of the products' own sum that is held whole, in elements of 16 bits
+MOST_OPERAND = 64 * 128  # elements of a matrix that is in registers
 LONG_DEPTH = 1024  # from which wide tiles pay although only one program fits
 
 
@@ -35,12 +37,13 @@ def choose_row_tiles(c: RowContraction, width: int, products: int, target: Targe
 
 def _held(c: RowContraction, width: int, target: Target) -> RowTiles:
     columns = lanes_of(c.columns, 1 << 30)
-    rows = lanes_of(c.rows, 128 if columns <= 256 else 64)
-    while rows > LEAST_TILE and numel(c.grid) * -(-estimate(c.rows.extent) // rows) < target.processors:
-        rows //= 2
+    best = product_time(c, target.products_per_us, target).rows
+    rows = lanes_of(c.rows, best if columns <= 256 else min(64, best))
     area = rows * columns
-    depth = min(lanes_of(a, (128 if area <= 64 * 128 else 64) * 2 // width) for a in c.inner)
-    return RowTiles(rows, columns, columns, 8 if area >= 128 * 128 else 4, 4 if area < 128 * 256 else 3, depth=depth)
+    most = max(LEAST_TILE, MOST_OPERAND // columns) if rows < 64 else 64  # small tiles have matrices in registers
+    depth = min(lanes_of(a, most * 2 // width) for a in c.inner)
+    warps = 8 if area >= 128 * 128 or columns > 256 else 4
+    return RowTiles(rows, columns, columns, warps, 4 if area < 128 * 256 else 3, depth=depth)
 
 
 def _swept(c: RowContraction, width: int) -> RowTiles:
@@ -58,8 +61,10 @@ def _swept(c: RowContraction, width: int) -> RowTiles:
 def _smaller(tiles: RowTiles, held: bool) -> RowTiles:
     if tiles.warps < 8 and tiles.rows >= 64:
         return replace(tiles, warps=8)
-    if held or tiles.step <= 64:
-        return replace(tiles, rows=max(LEAST_TILE, tiles.rows // 2))
+    if (held or tiles.step <= 64) and tiles.rows > LEAST_TILE:
+        return replace(tiles, rows=tiles.rows // 2)
+    if held:
+        return replace(tiles, depth=max(LEAST_TILE, tiles.depth // 2))
     return replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
 
 

@@ -6,7 +6,7 @@ common maximum first, by the same rule that carries them along a sweep (decoding
 
 from __future__ import annotations
 
-from ..analysis.access import estimate
+from ..analysis.access import estimate, numel
 from ..analysis.contraction import Contraction
 from ..analysis.legality import outer_axes
 from ..analysis.nest import Nest, NestStore
@@ -30,12 +30,13 @@ def schedule_contraction(
     c: Contraction, target: Target, name: str, origins: tuple[Origin, ...], candidate: int
 ) -> ScheduledGroup:
     """The kernels of a group with matrix products."""
-    held = isinstance(c, RowContraction) and c.held
     scheduler = RowScheduler if isinstance(c, RowContraction) else ContractionScheduler
     whole = scheduler(c, target, candidate)
     steps = -(-estimate(c.swept.extent) // whole.tiles.step)
     chunks = min(steps // LEAST_STEPS, PROGRAMS * target.processors // max(1, whole.programs()))
-    if held or chunks < 2 or c.swept.extent.constant is None or len(passes(c)) != 1:
+    if isinstance(c, RowContraction):
+        chunks = _row_chunks(c, whole, steps, target)
+    if chunks < 2 or c.swept.extent.constant is None or len(passes(c)) != 1:
         return ScheduledGroup((whole.build(name, origins),))
     each = -(-steps // chunks)
     chunk = Axis("chunk", Poly.of(-(-steps // each)))
@@ -47,6 +48,19 @@ def schedule_contraction(
         (first, TileScheduler(tail, target).build(f"{name}_finish", origins)),
         tuple(b for buffers in workspace.values() for b in buffers),
     )
+
+
+def _row_chunks(c: RowContraction, whole: ContractionScheduler, steps: int, target: Target) -> int:
+    """Chunks of columns with which programs come closest to whole rounds of two on every processor; 1: as they are."""
+    programs, places = max(1, whole.programs()), 2 * target.processors
+    products = numel((*c.grid, c.rows, c.columns)) * sum(estimate(a.extent) for a in c.inner)
+    if c.held or products / target.products_per_us * (places / programs - 1) < target.launch_us:
+        return 1  # a second kernel takes longer than waiting for the last programs
+
+    def rounds(chunks: int) -> float:
+        return -(-programs * chunks // places) * (1 / chunks + 1 / steps)  # each starts its own pipeline
+
+    return min(range(1, max(2, steps // LEAST_STEPS + 1)), key=rounds)
 
 
 def _states(part: ContractionScheduler, chunk: Axis, name: str) -> dict[Reduce, list[Buffer]]:
