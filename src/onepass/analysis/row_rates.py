@@ -18,6 +18,7 @@ from .rows import RowContraction
 # Rows held in a tile, in a wide one (seen on one H200); swept, with short and long sums.
 HELD, WIDE, SHORT, LONG = 0.8, 0.64, 0.75, 0.7
 SMALL = 0.5  # of that, with tiles of fewer rows than the matrix unit likes
+UNROUNDED = 0.4  # of that, on float32 operands that no matrix unit takes
 WIDE_COLUMNS, SHORT_SUM, MATRIX_ROWS = 256, 256, 64
 SWEPT_COLUMNS = 128
 
@@ -40,10 +41,11 @@ def product_time(c: RowContraction, rate: float, target: Target) -> ProductTime:
     depth = sum(estimate(a.extent) for r in products for a in r.over)
     width = max(side.dtype.bytes for r in products for side in operands(r) or ())
     others, length = max(1, numel(c.grid)), max(1, estimate(c.rows.extent))
+    exact = UNROUNDED if width == 4 and not target.rounded_products else 1.0
     choices: list[tuple[float, int, int]] = []
     for rows in (128, 64, 32, 16) if c.held else (max(LEAST_TILE, min(128, power_above(length))),):
         tiles = others * -(-length // rows)
-        multiplied = rows * columns * across * depth / (_share(c, columns, rows) * rate)
+        multiplied = rows * columns * across * depth / (_share(c, columns, rows) * exact * rate)
         copied = across * (columns + rows) * depth * width / target.cache_bytes_per_us
         rounds = -(-tiles // target.processors) * target.processors
         choices.append((rounds * max(multiplied, copied), rows, 1))

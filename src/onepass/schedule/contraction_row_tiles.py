@@ -17,6 +17,7 @@ from .contraction_tiles import RESERVED, Tiles, lanes_of
 
 MOST_DEPTH = 256  # of the products' own sum that is held whole, in elements of 16 bits
 MOST_OPERAND = 64 * 128  # elements of a matrix that is in registers
+EXACT_TILE = 64 * 64  # of a product without a matrix unit
 LONG_DEPTH = 1024  # from which wide tiles pay although only one program fits
 
 
@@ -29,28 +30,31 @@ class RowTiles(Tiles):
 
 def choose_row_tiles(c: RowContraction, width: int, products: int, target: Target, candidate: int) -> RowTiles:
     """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers."""
-    tiles = _held(c, width, target) if c.held else _swept(c, width)
+    exact = width == 4 and not target.rounded_products  # no matrix unit: both matrices are in registers
+    tiles = (_held if c.held else _swept)(c, width, exact, target)
     for _ in range(candidate):
         tiles = _smaller(tiles, c.held)
     return _fitting(tiles, c, width, products, target)
 
 
-def _held(c: RowContraction, width: int, target: Target) -> RowTiles:
+def _held(c: RowContraction, width: int, exact: bool, target: Target) -> RowTiles:
     columns = lanes_of(c.columns, 1 << 30)
-    best = product_time(c, target.products_per_us, target).rows
-    rows = lanes_of(c.rows, best if columns <= 256 else min(64, best))
+    most = EXACT_TILE // columns if exact else 128 if columns <= 256 else 64
+    rows = lanes_of(c.rows, min(most, product_time(c, target.products_per_us, target).rows))
     area = rows * columns
-    most = max(LEAST_TILE, MOST_OPERAND // columns) if rows < 64 else 64  # small tiles have matrices in registers
-    depth = min(lanes_of(a, most * 2 // width) for a in c.inner)
-    warps = 8 if area >= 128 * 128 or columns > 256 else 4
+    inside = max(LEAST_TILE, MOST_OPERAND // columns) if rows < 64 else 64  # small tiles have matrices in registers
+    depth = min(lanes_of(a, LEAST_TILE if exact else inside * 2 // width) for a in c.inner)
+    warps = 8 if exact or area >= 128 * 128 or columns > 256 else 4
     return RowTiles(rows, columns, columns, warps, 4 if area < 128 * 256 else 3, depth=depth)
 
 
-def _swept(c: RowContraction, width: int) -> RowTiles:
+def _swept(c: RowContraction, width: int, exact: bool, target: Target) -> RowTiles:
+    if exact:
+        return RowTiles(lanes_of(c.rows, 64), 64, 64, 8, 2, depth=LEAST_TILE)
     whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
     rows = lanes_of(c.rows, 128)
     warps = 8 if rows == 128 else 4
-    if whole * width <= 2 * MOST_DEPTH:
+    if whole * width <= 2 * MOST_DEPTH and width * whole * (rows + 128) <= target.shared_bytes - RESERVED:
         return RowTiles(rows, 128, 128 if width == 2 else 64, warps, 2)
     wide = width == 2 and rows == 128 and min(estimate(a.extent) for a in c.inner) >= LONG_DEPTH
     step = 256 if wide else 128
@@ -64,7 +68,7 @@ def _smaller(tiles: RowTiles, held: bool) -> RowTiles:
     if (held or tiles.step <= 64) and tiles.rows > LEAST_TILE:
         return replace(tiles, rows=tiles.rows // 2)
     if held:
-        return replace(tiles, depth=max(LEAST_TILE, tiles.depth // 2))
+        return replace(tiles, depth=max(LEAST_TILE, tiles.depth // 2), stages=max(2, tiles.stages - 1))
     return replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
 
 
