@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.expr import Expr, Part, Reduce
+from ..ir.expr import Expr, Reduce, substitute_axes
 from .contraction import Contraction
-from .factor import factor, holds
 from .inline import reductions
+from .transport import transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,5 @@ def _carrier(reduce: Reduce, leader: Reduce, level: list[Reduce]) -> Expr | None
     unfinished = set(level) - {leader}
     if reduce.monoid != "sum" or any(r in unfinished for r in reductions(reduce.inputs)):
         return None
-    result = Part(leader, 0)
-    h = factor(reduce.inputs[0], result)
-    return h if h is not None and holds(reduce.inputs[0], result, h) else None
+    leading = substitute_axes(leader.inputs[0], {leader.over[0]: reduce.over[0].poly()})
+    return transport(reduce.inputs[0], leader, leading)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate
-from ..analysis.factor import LN2, factor, holds
+from ..analysis.factor import LN2
 from ..analysis.scores import LARGEST
+from ..analysis.transport import transport
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild
 from ..ir.kernel import Let, Local, Operand, ReadLocal, Rescale, Var, WriteLocal
@@ -51,7 +52,6 @@ def find_online(
         return None
     if len(scheduler.pieces(next(iter(inner)), [leader, *second])) > 1:
         return None
-    result = Part(leader.reduce, 0)
     followers: list[tuple[Item, Expr]] = []
     others = [i for i in first if i is not leader]
     for item in second:
@@ -60,8 +60,8 @@ def find_online(
             continue
         if item.reduce is None or item.reduce.monoid != "sum" or item.accumulator is not None:
             return None  # it sweeps the row again in any case
-        h = factor(item.values[0], result)
-        if h is None or not holds(item.values[0], result, h):
+        h = transport(item.values[0], leader.reduce, leader.values[0])
+        if h is None:
             return None
         followers.append((item, h))
     return Online(leader, tuple(followers), tuple(others)) if followers else None
