@@ -56,7 +56,7 @@ def compile_graph(
         record.cache = "hit"
         report_stage(options, record)
         try:
-            return _build(found, record, builder, cache, graph)
+            return _loaded(found, _build(found, record, builder, cache), record, graph)
         except MalformedProgram:
             cache.discard_graph(key)
     record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
@@ -91,7 +91,7 @@ def _compile(
     while True:
         entry, wrapper = compile_entry(planned, record, choices)
         try:
-            compiled = _build(entry, record, builder, cache, graph)
+            kernels = _build(entry, record, builder, cache)
         except KernelBuildError as error:
             # Kernels with matrix products ask most of a chip's own compiler, which may fail on them.
             if not planned.target.products_per_us:
@@ -117,12 +117,12 @@ def _compile(
         if changed:
             choices |= {n: replace(choices.get(n, FIRST), adjustment=a) for n, a in changed.items()}
             entry, wrapper = compile_entry(planned, record, choices)
-            compiled = _build(entry, record, builder, cache, graph)
+            kernels = _build(entry, record, builder, cache)
         for kernel in record.kernels:
             if (outcome := outcomes.get(kernel.name.removesuffix("_partial"))) is not None:
                 kernel.tuning, kernel.trials = outcome.summary, list(outcome.trials)
     record.decisions[:0] = notes
-    return entry, wrapper, compiled
+    return entry, wrapper, _loaded(entry, kernels, record, graph)
 
 
 def _after_spills(spilling: Sequence[KernelRecord], choices: dict[str, Choice], target: Target) -> Target:
@@ -154,16 +154,18 @@ def _group_name(kernel: KernelRecord) -> str:
     return kernel.name.removesuffix("_partial").removesuffix("_finish")
 
 
-def _build(
-    entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None, graph: GraphModule
-) -> Compiled:
+def _build(entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None) -> Sequence[LoadedKernel]:
     with stage(record, "build"):
         kernels = build_kernels(entry.kernels, builder, cache, build_progress())
         _note_resources(record, entry, kernels)
-        if not _can_run(record.target, graph):
-            return Compiled(_as_traced(graph), record)
-        executable = Executable(entry.host, kernels)
-    return Compiled(executable.call, record)
+    return kernels
+
+
+def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule) -> Compiled:
+    """The graph as it runs. What does not fit the chip must not come here: its driver refuses to load it."""
+    if not _can_run(record.target, graph):
+        return Compiled(_as_traced(graph), record)
+    return Compiled(Executable(entry.host, list(kernels)).call, record)
 
 
 def _note_resources(record: CompileRecord, entry: GraphEntry, kernels: Sequence[LoadedKernel]) -> None:

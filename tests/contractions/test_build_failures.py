@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import onepass
+from onepass import compilation
 from onepass.errors import KernelBuildError
 from onepass.ir.source import KernelSource
 from onepass.runtime.builders import InterpretedBuilder
+from onepass.runtime.executable import Executable
+from onepass.runtime.triton_kernels import Built
 
 pytest.importorskip("triton")
 
@@ -34,4 +38,33 @@ def test_products_go_to_the_library_where_their_kernel_cannot_be_built(monkeypat
     assert [e.op for e in explanation.graphs[0].externs] == ["aten.mm.default"]
     assert any("could not be built" in d.reason for d in explanation.graphs[0].decisions)
     ours = torch.compile(function, backend="onepass", options=options)(x, w)
+    torch.testing.assert_close(ours, function(x, w))
+
+
+def test_a_kernel_that_asks_for_too_much_shared_memory_is_never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, large = InterpretedBuilder.load, []
+
+    def claimed(self: InterpretedBuilder, path: Path, source: KernelSource) -> Any:
+        function = load(self, path, source)
+        if "tl.dot" in source.text and len(large) < 2:
+            large.append(source.text)
+        shared = 1 << 30 if source.text in large else 0
+        function.built = Built("", shared, 0, 1, 0, b"")  # type: ignore[attr-defined]
+        return function
+
+    class Strict(Executable):
+        def __init__(self, host: Any, kernels: list[Any]) -> None:
+            assert not any(k.function.built.shared for k in kernels), "the driver would refuse this"
+            super().__init__(host, kernels)
+
+    monkeypatch.setattr(InterpretedBuilder, "load", claimed)
+    monkeypatch.setattr(compilation, "Executable", Strict)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w + 1)
+
+    x, w = torch.randn(128, 64), torch.randn(64, 128)
+    options = {"target": "triton-interpret", "cache": False, "strict": True}
+    ours = torch.compile(function, backend="onepass", options=options)(x, w)
+    assert len(large) == 2
     torch.testing.assert_close(ours, function(x, w))

@@ -19,10 +19,11 @@ from .access import estimate, flat_offset, numel, tile_elements
 from .carried import cannot_carry
 from .collapse import collapse
 from .inline import reductions
-from .nest import Nest, Refusal, direct_reductions
+from .nest import Nest, Refusal, direct_reductions, swept_again
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
+NARROW_COLUMNS = 16  # of a contiguous axis: narrower tiles leave parts of a memory sector unused
 WIDENED_PROGRAMS = 8  # per processor: with fewer, small results do not decide how programs are numbered
 
 
@@ -49,7 +50,11 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     if isinstance(found, Refusal) and any(len(r.over) > 1 for r in reduces):
         merged = collapse(nest)
         found = _split(merged, reductions(s.value for s in merged.stores), work, target)
-    return Refusal(crossing) if crossing is not None and isinstance(found, Refusal) else found
+    if not isinstance(found, Refusal):
+        return found
+    if crossing is None and target.warp and numel(nest.outer) >= 2 * NARROW_COLUMNS * target.processors:
+        return nest  # what cannot be split has programs enough if each takes fewer columns
+    return Refusal(crossing) if crossing is not None else found
 
 
 def _alone(nest: Nest, target: Target) -> str | None:
@@ -67,9 +72,13 @@ def _alone(nest: Nest, target: Target) -> str | None:
 
 def _enough(nest: Nest, work: int, target: Target) -> bool:
     """Whether the outer classes give programs enough. One with many threads has a processor to itself and goes on
-    while others would be started."""
+    while others would be started; but where it has to read a long row again from memory, more should share it."""
     programs = programs_of(nest, target)
     if target.warp and programs == numel(nest.outer):
+        inner = [c for c in nest.classes if c not in nest.outer]
+        again = programs * swept_again(nest, inner[0]) if len(inner) == 1 else 0
+        if programs < 2 * target.processors and again > target.chip_cache_bytes:
+            return False
         return 2 * programs >= target.processors or work <= SERIAL_ELEMENTS * programs
     return programs >= 2 * target.processors
 
@@ -116,7 +125,7 @@ def programs_of(nest: Nest, target: Target) -> int:
             if isinstance(e, Load) and e.axes - frozenset(nest.outer):
                 offset = flat_offset(e.buffer, e.index)
                 if any(c is Poly.ONE for a in nest.outer if (c := offset.coefficient(a)) is not None):
-                    return max(1, programs // target.columns)
+                    return -(-programs // target.columns)
     return programs
 
 

@@ -14,6 +14,7 @@ from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rewrit
 from ..ir.poly import Axis, Poly, in_range
 from ..ir.program import Buffer
 from .access import flat_offset
+from .inline import reductions
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +110,23 @@ def aligned_along(nest: Nest, vector: Axis, vector_bytes: int) -> bool:
 def provable(buffer: Buffer, index: tuple[Poly, ...]) -> bool:
     """Every position is inside the buffer for all values of the axes."""
     return all(in_range(p, size) for p, size in zip(index, buffer.shape, strict=True))
+
+
+def swept_again(nest: Nest, vector: Axis) -> int:
+    """Bytes of a row that is read before and after a reduction over it; what all rows share is there anyway."""
+    bound = frozenset((vector, *(a for a, c in nest.bound.items() if c is vector)))
+    outer = frozenset(nest.outer)
+
+    def rows(values: Iterable[Expr]) -> set[Buffer]:
+        loads = (e for e in values if isinstance(e, Load))
+        return {e.buffer for e in loads if e.axes & bound and (e.axes & outer or not outer)}
+
+    total = 0
+    for store in nest.stores:
+        if vector not in store.domain:
+            continue
+        inside = reductions([store.value])
+        before = rows(postorder([v for r in inside for v in r.inputs]))
+        after = rows(postorder([store.value], into_reductions=False))
+        total = max(total, sum(b.dtype.bytes for b in before & after))
+    return total * (vector.extent.constant or 0)

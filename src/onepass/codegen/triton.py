@@ -40,7 +40,7 @@ from ..ir.kernel import (
     WriteLocal,
     walk,
 )
-from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative, product
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, is_far, nonnegative, product
 from ..ir.source import KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
 from .triton_ops import (
@@ -104,6 +104,10 @@ class _Emitter(Emitter):
         self.dims: dict[str, frozenset[str]] = {}  # the tile axes of every block-valued name; scalars have no entry
         self.loaded: set[str] = set()  # names that hold zero where lanes do not count
         self.rank = _rank(kernel.body)
+        matrices = [b for b in kernel.parameters if b not in kernel.numbers and product(b.shape) is not Poly.ONE]
+        self.halves = all(b.dtype.bytes == 2 for b in matrices)  # a thread has eight neighbours then, not four
+        self.near = False  # whether tile axes are meant in 32 bits
+        self.counters: list[str] = []  # of the open loops
 
     # --- the unit ---
 
@@ -153,6 +157,24 @@ class _Emitter(Emitter):
         if nonnegative(atom.numerator) or not atom.numerator.names():
             return f"({a} {'//' if quotient else '%'} {b})"
         return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
+
+    def atom(self, atom: Atom) -> str:
+        text = super().atom(atom)
+        far = isinstance(atom, Axis) and self.kernel.wide and not self.near and text in self.tiles
+        return f"{text}.to(tl.int64)" if far else text
+
+    def offset(self, poly: Poly) -> str:
+        """What is added to a pointer. Of a far one, what all lanes share is a scalar of 64 bits, the rest has 32."""
+        if not self.kernel.wide or self.poly_dims(poly) is None:
+            return self.poly(poly)
+        moving = Poly(tuple((m, c) for m, c in poly.terms if self.poly_dims(Poly(((m, 1),))) is not None))
+        if moving.names() - self.tiles.keys() or is_far(moving):
+            return self.poly(poly)
+        fixed = poly - moving
+        self.near = True
+        text = self.poly(moving)
+        self.near = False
+        return f"{self.poly(fixed)} + {text}" if fixed.terms else text
 
     def poly_dims(self, poly: Poly) -> frozenset[str] | None:
         """The tile axes an index varies over; None for a scalar."""
@@ -252,10 +274,11 @@ class _Emitter(Emitter):
 
     def let(self, s: Let) -> None:
         dims = self.dims_of(*s.args)
-        if s.op in _COMPARISONS and all(isinstance(a, Poly) for a in s.args):
-            sides = [self.poly(a) for a in s.args if isinstance(a, Poly)]
-            text = triton_pointwise(s.op, sides, [DType.I64] * 2, DType.BOOL)
-            named = any(a.names() for a in s.args if isinstance(a, Poly))
+        places = [p for a in s.args if (p := self.place(a)) is not None] if s.op in _COMPARISONS else []
+        if len(places) == 2:
+            places = self.sides(*places)
+            text = triton_pointwise(s.op, [self.poly(p) for p in places], [DType.I64] * 2, DType.BOOL)
+            named = any(p.names() for p in places)
             self.define(s.var, text if named else f"tl.full([], {text}, tl.int1)", dims)
             return
         if s.op == "cast" and isinstance(s.args[0], Poly) and s.args[0].names() and not self.kernel.wide:
@@ -271,6 +294,28 @@ class _Emitter(Emitter):
             return
         text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
         self.define(s.var, bare(text), dims)
+
+    def place(self, value: Operand) -> Poly | None:
+        """An operand as an index expression, if it is one: positions compare in as many bits as offsets have."""
+        match value:
+            case Poly():
+                return value
+            case Const() if value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
+                return Poly.of(int(value.value))
+        return None
+
+    def sides(self, left: Poly, right: Poly) -> list[Poly]:
+        """Two positions to compare. Where one varies along several tile axes, the last of them, and what changes with
+        the loop, goes to the right: otherwise registers would hold a tile of all axes through the loop.
+        """
+        if all(len(self.poly_dims(p) or _NONE) < 2 for p in (left, right)):
+            return [left, right]
+        moving = left - right
+        last = max(self.poly_dims(moving) or _NONE, key=lambda name: self.tiles[name].dim, default="")
+        names = {last, *self.counters}
+        along = Poly(tuple((m, c) for m, c in moving.terms if any(a.poly().names() & names for a in m)))
+        apart = self.poly_dims(along) == frozenset((last,)) and last not in (self.poly_dims(moving - along) or _NONE)
+        return [moving - along, -along] if apart else [left, right]
 
     def checked_index(self, s: Let, args: list[str], dims: frozenset[str] | None) -> None:
         """An index from data: outside its dimension the program stops, as eager's does on a GPU."""
@@ -290,7 +335,7 @@ class _Emitter(Emitter):
         if s.buffer in self.numbers:
             self.define(s.var, from_word(self.numbers[s.buffer], s.buffer.dtype), None)
             return
-        dims, guards, offset = self.dims_of(s.offset), [], self.poly(s.offset)
+        dims, guards, offset = self.dims_of(s.offset), [], self.offset(s.offset)
         if s.guard is not None:
             guards.append(self.operand(s.guard))
             extra = self.dims_of(s.guard)
@@ -298,7 +343,8 @@ class _Emitter(Emitter):
                 offset = f"({offset} + tl.where({guards[0]}, zero, zero))"
                 dims = (dims or _NONE) | extra
         mask = self.mask(dims, *guards)
-        arguments = [f"{self.pointers[s.buffer]} + {offset}", *([f"mask={mask}, other=0"] if mask is not None else [])]
+        arguments = [f"{self.pointers[s.buffer]} + {offset}"]
+        arguments += [f"mask={mask}, other=0"] if mask is not None else []
         arguments += [f'eviction_policy="{_EVICTION[s.reuse]}"'] if s.reuse else []
         self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
         self.loaded.add(s.var.name)
@@ -322,7 +368,7 @@ class _Emitter(Emitter):
     def store(self, s: StoreElement) -> None:
         dims, value = self.dims_of(s.offset), self.operand(s.value)
         held = self.dims_of(s.value, s.guard)
-        offset = self.poly(s.offset)
+        offset = self.offset(s.offset)
         if dims is None and held is not None:
             offset, dims = f"({offset} + zero)", _NONE
         conditions = [self.operand(s.guard)] if s.guard is not None else []
@@ -340,14 +386,16 @@ class _Emitter(Emitter):
             self.define(s.var, f"op_random({seed}, {s.stream}, {index})", dims)
             return
         assert dims is not None
+        lanes, rest = self.tiles[s.along.name].lanes, (s.index - s.along) // 4
+        calls = 2 if self.halves and lanes >= 8 else 1
         quarter = f"{s.along.name}_quarter"
-        rest = (s.index - s.along) // 4
-        lanes = self.tiles[s.along.name].lanes
-        self.line(f"{quarter} = tl.arange(0, {lanes // 4}){self.spread(self.tiles[s.along.name].dim)}")
-        words = [f"{s.var.name}_{k}" for k in range(4)]
-        self.line(f"{', '.join(words)} = op_random4({seed}, {s.stream}, {self.poly(rest)} + {quarter})")
-        joined = f"tl.join(tl.join({words[0]}, {words[2]}), tl.join({words[1]}, {words[3]}))"
-        self.define(s.var, f"tl.reshape({joined}, {self.shape(dims)})", dims)
+        places = f"tl.arange(0, {lanes // (4 * calls)}){self.spread(self.tiles[s.along.name].dim)}"
+        self.line(f"{quarter} = {places}{f' * {calls}' if calls > 1 else ''}")
+        words = [[f"{s.var.name}_{4 * call + k}" for k in range(4)] for call in range(calls)]
+        for call, names in enumerate(words):
+            at = f"{self.poly(rest)} + {quarter}{f' + {call}' if call else ''}"
+            self.line(f"{', '.join(names)} = op_random4({seed}, {s.stream}, {at})")
+        self.define(s.var, f"tl.reshape({_joined([w for names in words for w in names])}, {self.shape(dims)})", dims)
 
     def spread(self, dim: int) -> str:
         """The subscript that puts a vector into one dimension of the full rank."""
@@ -359,18 +407,22 @@ class _Emitter(Emitter):
         name = s.axis.name
         open_tiles = {n: t for n, t in self.tiles.items() if n != name}
         dim = len(open_tiles) if s.dim is None else s.dim
-        cast = ".to(tl.int64)" if self.kernel.wide else ""
-        self.line(f"{name} = tl.arange(0, {s.lanes}){self.spread(dim)}{cast}")
+        self.line(f"{name} = tl.arange(0, {s.lanes}){self.spread(dim)}")
         self.dims[name] = frozenset((name,))
         mask = None
         count = str(s.lanes)
         if s.limits:
             mask = f"{name}_in"
-            self.line(f"{mask} = {' & '.join(f'({name} < {self.poly(p)})' for p in s.limits)}")
+            self.line(f"{mask} = {' & '.join(f'({name} < {self.lanes_before(p, s.lanes)})' for p in s.limits)}")
             fits = len(s.limits) == 1 and s.limits[0].constant is not None and s.limits[0].constant <= s.lanes
             for p in s.limits:
                 count = self.poly(p) if fits else f"min({count}, {self.poly(p)})"
         self.tiles[name] = _Open(dim, s.lanes, mask, count)
+
+    def lanes_before(self, limit: Poly, lanes: int) -> str:
+        """A limit for the lanes of a tile, in 32 bits as they are."""
+        text = self.poly(limit)
+        return f"tl.cast(min({lanes}, {text}), tl.int32)" if self.kernel.wide and limit.names() else text
 
     def loop(self, s: Loop) -> None:
         start, stop = "0", self.poly(s.extent)
@@ -391,7 +443,9 @@ class _Emitter(Emitter):
         self.line(f"for {counter} in {kind}({start}, {stop}{stages}):")
         if self.kernel.wide:
             self.line(f"    {name} = tl.cast({counter}, tl.int64)")
+        self.counters.append(name)
         self.nested(s.body)
+        self.counters.pop()
 
     # --- cells and accumulators ---
 
@@ -560,6 +614,13 @@ def _rank(body: tuple[Statement, ...]) -> int:
         return most
 
     return deepest(body, frozenset())
+
+
+def _joined(words: list[str]) -> str:
+    """Words that belong to neighbouring elements, in a dimension for each bit of their number."""
+    if len(words) == 1:
+        return words[0]
+    return f"tl.join({_joined(words[::2])}, {_joined(words[1::2])})"
 
 
 def _innermost(loop: Loop) -> bool:

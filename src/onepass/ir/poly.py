@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from .interning import Interned
@@ -529,6 +530,35 @@ def in_range(index: Poly, extent: Poly) -> bool:
     """Provably 0 <= index < extent."""
     low, high = lower_bound(index), upper_bound(index)
     return low is not None and high is not None and nonnegative(low) and nonnegative(extent - 1 - high)
+
+
+def is_far(poly: Poly) -> bool:
+    """Whether values of a poly may need more than 32 bits."""
+    most = _magnitude(poly)
+    return most is None or most >= 1 << 31
+
+
+@lru_cache(maxsize=65536)
+def _magnitude(poly: Poly) -> int | None:
+    """No value of a poly is larger, its sign aside; None where that depends on sizes or data."""
+    total = 0
+    for monomial, c in poly.terms:
+        sizes = [_atom_magnitude(a) for a in monomial]
+        if None in sizes:
+            return None
+        total += abs(c) * prod(size for size in sizes if size is not None)
+    return total
+
+
+def _atom_magnitude(atom: Atom) -> int | None:
+    match atom:
+        case Axis():
+            return None if atom.extent.constant is None else max(0, atom.extent.constant - 1)
+        case Remainder():
+            return None if atom.denominator.constant is None else abs(atom.denominator.constant) - 1
+        case Quotient():
+            return _magnitude(atom.numerator)
+    return None
 
 
 def product(values: Iterable[PolyLike]) -> Poly:

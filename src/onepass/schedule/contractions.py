@@ -48,7 +48,7 @@ from .builder import Builder, Finished
 from .contraction_tiles import GROUPED, Tiles, choose_product_tiles
 from .online import carry
 from .sweeps import kernel_symbols
-from .tiles import needs_wide
+from .tiles import has_far_values, needs_wide
 
 ROW, COLUMN = 0, 1
 MOST_DESCRIBED = 256  # of a side of a block
@@ -113,20 +113,21 @@ class ContractionScheduler:
         results = [self.builder.emit(substitute_axes(value, self.here)) for _, _, value in stores]
         for (buffer, index, _), result in zip(stores, results, strict=True):
             self._store(buffer, tuple(p.substitute(self.here) for p in index), result)
+        body = tuple(self.builder.scopes[0].statements)
         return Kernel(
             name=name,
             reads=_read(value for _, _, value in stores),
             writes=tuple(buffer for buffer, _, _ in stores),
             symbols=kernel_symbols(self.c.nest),
             grid=tuple(self.grid),
-            body=tuple(self.builder.scopes[0].statements),
+            body=body,
             locals=tuple(self.builder.locals),
             origins=origins,
             schedule=self._describe(),
             work=product(a.extent for a in self.c.nest.classes),
             warps=self.tiles.warps,
             stages=self.tiles.stages,
-            wide=self.wide,
+            wide=self.wide or has_far_values(body),
             descriptors=tuple(self.descriptors.values()),
             resident=self.target.processors if self.tiles.resident else 0,
             flat=self.tiles.resident and self._operands()[1] == 1,

@@ -18,10 +18,12 @@ Path = tuple[int, ...]  # positions of the loops around a statement
 
 
 def mark_reuse(body: tuple[Statement, ...], target: Target) -> tuple[Statement, ...]:
-    """The statements, each load with its `reuse`."""
+    """The statements, each load with its `reuse`. A sweep whose end needs masks has two loads: the last half is the
+    last sweep."""
     places: dict[Buffer, list[Path]] = {}
     _collect(body, (), places)
-    again = {b: found[-1] for b, found in places.items() if len(set(found)) == len(found) > 1 and _large(b, target)}
+    repeated = {b: found for b, found in places.items() if len(set(found)) == len(found) > 1 and _large(b, target)}
+    last = {b: found[-(len(found) // 2) :] for b, found in repeated.items()}
 
     def mark(block: tuple[Statement, ...], path: Path) -> tuple[Statement, ...]:
         result: list[Statement] = []
@@ -29,12 +31,12 @@ def mark_reuse(body: tuple[Statement, ...], target: Target) -> tuple[Statement, 
             match s:
                 case Loop() | When():
                     s = replace(s, body=mark(s.body, (*path, k)))
-                case LoadElement() if s.buffer in again:
-                    s = replace(s, reuse="never" if path == again[s.buffer] else "again")
+                case LoadElement() if s.buffer in last:
+                    s = replace(s, reuse="never" if path in last[s.buffer] else "again")
             result.append(s)
         return tuple(result)
 
-    return mark(body, ()) if again else body
+    return mark(body, ()) if last else body
 
 
 def _collect(block: tuple[Statement, ...], path: Path, places: dict[Buffer, list[Path]]) -> None:

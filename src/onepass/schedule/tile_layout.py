@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.carried import Pieces, fits_whole, row_pieces
 from ..analysis.inline import reductions
-from ..analysis.nest import Nest, aligned_along, offsets
-from ..ir.expr import Expr, Load, Random, postorder
+from ..analysis.legality import NARROW_COLUMNS
+from ..analysis.nest import Nest, aligned_along, offsets, swept_again
+from ..ir.expr import Load, Random, postorder
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 from .layout import AxisOrder, access_scores
@@ -22,7 +22,7 @@ from .layout import AxisOrder, access_scores
 ROW_ELEMENTS = 2048  # short rows are gathered until a program has this many elements
 COLUMN_ELEMENTS = 8192  # the same where the rows lie side by side in memory
 LONG_ROW = 32768
-COLUMN_LANES, NARROW_COLUMN = 128, 16  # narrower ones leave parts of a memory sector unused
+COLUMN_LANES = 128
 TRANSPOSE_BLOCK = 64
 LINE_LANES = 32  # the least of a contiguous axis: narrower tiles share cache lines
 SHARED_LANES = 256  # of a row, in a tile whose rows share an operand
@@ -91,7 +91,7 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
     columns = best is not None and best in outer and bool(inner)
     aligned = best is None or aligned_along(nest, best, target.vector_bytes)
     rows = carrying(nest)
-    across = _across(nest, outer, inner, scores)
+    across = _across(nest, outer, inner, scores, target)
     held = () if across is not None else _held(nest, inner, chunks, columns, target)
     if rows is not None:
         held = tuple(a for a in inner if a is not rows)
@@ -104,16 +104,16 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
         blocks = _pointwise_blocks(nest, outer, best, scores, strides, budget, target)
     elif across is not None:
         side = min(TRANSPOSE_BLOCK, power_above(across.extent.constant))
-        while side > NARROW_COLUMN and numel(nest.outer) < 2 * side * target.processors:
+        while side > NARROW_COLUMNS and numel(nest.outer) < 2 * side * target.processors:
             side //= 2
         blocks = {across: side}
-        lanes = TRANSPOSE_BLOCK * TRANSPOSE_BLOCK // max(side, NARROW_COLUMN)
+        lanes = TRANSPOSE_BLOCK * TRANSPOSE_BLOCK // max(side, NARROW_COLUMNS)
     elif held:
         count = tile_elements(held)
         blocks = _square_blocks(nest, outer, held) or _row_blocks(outer, best, count, scores, target)
     elif columns and best is not None:
-        width = min(power_above(best.extent.constant), COLUMN_LANES)
-        while width > NARROW_COLUMN and numel(nest.outer) < 2 * width * target.processors:
+        width = min(power_above(best.extent.constant), _even_width(best))
+        while width > NARROW_COLUMNS and numel(nest.outer) < 2 * width * target.processors:
             width //= 2
         blocks = {best: width}
         lanes = max(2, 2048 // width)
@@ -149,6 +149,16 @@ def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]
     return TileLayout(nest.outer, scores, strides, blocks, tuple(held), lanes, warps, stages, turns)
 
 
+def _even_width(axis: Axis) -> int:
+    """Columns of a tile: many, but not with most lanes of the last tile beyond the end."""
+    extent = estimate(axis.extent)
+
+    def lanes(width: int) -> float:
+        return -(-extent // width) * (width + NARROW_COLUMNS)
+
+    return min((COLUMN_LANES >> k for k in range(3)), key=lanes)
+
+
 def _programs(outer: Sequence[Axis], blocks: dict[Axis, int]) -> int:
     total = 1
     for a in outer:
@@ -180,38 +190,20 @@ def _warps_alone(nest: Nest, vector: Axis, target: Target) -> int:
     processors can take, each gets more threads.
     """
     rows = numel(nest.outer)
-    row_bytes = _swept_again(nest, vector)
+    row_bytes = swept_again(nest, vector)
 
     def resident(warps: int) -> int:
         return min(rows, target.processors * max(1, THREADS // (warps * target.warp)))
 
-    def stays(warps: int) -> bool:
-        return resident(warps) * row_bytes * 5 <= target.chip_cache_bytes * 3
+    def stays(warps: int, share: float = 0.6) -> bool:
+        return resident(warps) * row_bytes <= target.chip_cache_bytes * share
 
     few = next((w for w in (32, 16, 8) if rows * w <= target.processors * 32), 0)
     alone = all(c in nest.outer or c is vector for c in nest.classes)
     most = power_above(vector.extent.constant) // ((ONLINE_ELEMENTS if alone else ODD_ELEMENTS) * target.warp)
     if row_bytes and not stays(4):
-        few = max(few, next((w for w in (8, 16, 32) if stays(w)), 0))
+        few = max(few, next((w for w in (8, 16, 32) if stays(w)), 32 if stays(32, 1.0) else 0))
     return min(few, most)
-
-
-def _swept_again(nest: Nest, vector: Axis) -> int:
-    """Bytes of a row that is read before and after a reduction over it."""
-    bound = frozenset((vector, *(a for a, c in nest.bound.items() if c is vector)))
-    total = 0
-    for store in nest.stores:
-        if vector not in store.domain:
-            continue
-        inside = reductions([store.value])
-        before = {e.buffer for e in postorder([v for r in inside for v in r.inputs]) if _varies(e, bound)}
-        after = {e.buffer for e in postorder([store.value], into_reductions=False) if _varies(e, bound)}
-        total = max(total, sum(b.dtype.bytes for b in before & after))
-    return total * (vector.extent.constant or 0)
-
-
-def _varies(e: Expr, axes: frozenset[Axis]) -> TypeGuard[Load]:
-    return isinstance(e, Load) and bool(e.axes & axes)
 
 
 def _alone(nest: Nest, vector: Axis, threads: int, aligned: bool, target: Target) -> tuple[int, int]:
@@ -321,6 +313,8 @@ def _pointwise_blocks(
         if lanes > 1 and len(found) < TILE_AXES:
             found[a] = lanes
             budget //= lanes
+    if budget > 1 and best in found:  # there are not that many rows
+        found[best] = _tight(best.extent.constant, budget * found[best], found[best])
     return {a: found[a] for a in reversed(found)}  # the contiguous one last
 
 
@@ -341,16 +335,23 @@ def _repeated_along(nest: Nest, best: Axis, others: Sequence[Axis]) -> Axis | No
     return axis if axis is not None and counts[axis] else None
 
 
-def _across(nest: Nest, outer: Sequence[Axis], inner: Sequence[Axis], scores: dict[Axis, float]) -> Axis | None:
+def _across(
+    nest: Nest, outer: Sequence[Axis], inner: Sequence[Axis], scores: dict[Axis, float], target: Target
+) -> Axis | None:
     """An outer class along which large accesses are contiguous while others are along the one inner class.
 
-    Only where rows are swept once: what needs a row's reduction is better computed from a row that is held.
+    What needs a row's reduction is better computed from a row that is held, unless that leaves too few rows beside
+    each other for whole lines of memory.
     """
     if not outer or len(inner) != 1 or inner[0] is nest.split or estimate(inner[0].extent) < TRANSPOSE_BLOCK:
         return None
     axis = max(outer, key=lambda a: scores.get(a, 0.0))
     both = sorted((scores.get(axis, 0.0), scores.get(inner[0], 0.0)))
-    return axis if both[0] * 8 > both[1] and not _swept_again(nest, inner[0]) else None
+    if both[0] * 8 <= both[1]:
+        return None
+    long = LINE_LANES * estimate(inner[0].extent) > COLUMN_ELEMENTS
+    many = numel(nest.outer) >= 2 * NARROW_COLUMNS * target.processors
+    return axis if not swept_again(nest, inner[0]) or (long and many) else None
 
 
 def _square_blocks(nest: Nest, outer: Sequence[Axis], held: Sequence[Axis]) -> dict[Axis, int]:

@@ -20,6 +20,7 @@ from ..ir.kernel import (
     Fold,
     GridAxis,
     Kernel,
+    Let,
     Loop,
     Operand,
     RandomWord,
@@ -29,8 +30,9 @@ from ..ir.kernel import (
     Tile,
     Var,
     When,
+    walk,
 )
-from ..ir.poly import Axis, Poly, nonnegative
+from ..ir.poly import Axis, Poly, is_far, nonnegative
 from ..ir.program import Buffer, Origin
 from .adjust import adjusted
 from .builder import Finished, Kept
@@ -59,7 +61,7 @@ class TileScheduler(NestScheduler):
 
     def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
         kernel = super().build(name, origins)
-        wide = any(needs_wide(b) for b in kernel.parameters)
+        wide = any(needs_wide(b) for b in kernel.parameters) or has_far_values(kernel.body)
         body = early_loads(mark_reuse(kernel.body, self.target))
         return replace(kernel, body=body, warps=self.layout.warps, stages=self.layout.stages, wide=wide, raises=False)
 
@@ -321,6 +323,12 @@ def needs_wide(buffer: Buffer) -> bool:
         return True
     last = sum((s.constant or 0) * (d.constant or 0) for s, d in zip(buffer.strides, buffer.shape, strict=True))
     return max(last, numel(buffer.shape)) >= NARROW_ELEMENTS
+
+
+def has_far_values(body: tuple[Statement, ...]) -> bool:
+    """Whether positions are computed with that need more than 32 bits."""
+    operands = (a for s in walk(body) if isinstance(s, Let) for a in s.args)
+    return any(isinstance(a, Poly) and is_far(a) for a in operands)
 
 
 def _four_wide(body: tuple[Statement, ...], last: Axis) -> tuple[Statement, ...]:

@@ -1,0 +1,73 @@
+"""Positions in kernels of tiles: values beyond 32 bits, offsets of far buffers, comparisons of rows and columns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+import onepass
+from onepass.ir.poly import Axis, Poly, Symbol, is_far
+
+pytest.importorskip("triton")
+
+FACTOR = 3_000_000_000
+
+
+def scaled(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    places = torch.arange(x.shape[0]) * FACTOR
+    opposite = torch.arange(x.shape[0]).flip(0) * (FACTOR - 1)
+    return torch.where(places >= 3 * FACTOR, x, 0), places.to(torch.float64) + x, torch.where(places >= opposite, x, 0)
+
+
+def test_positions_beyond_32_bits() -> None:
+    x = torch.rand(37, dtype=torch.float64)
+    options = {"target": "triton-interpret", "cache": False, "strict": True}
+    ours = torch.compile(scaled, backend="onepass", options=options)(x)
+    for got, exact in zip(ours, scaled(x), strict=True):
+        assert torch.equal(got, exact)
+
+
+def test_what_is_far() -> None:
+    row = Axis("row", Poly.of(1 << 16))
+    assert not is_far(row * 32767)
+    assert is_far(row * 32769)
+    assert is_far(-(row * 32769))
+    assert not is_far((row * 1_000_000) % 7)
+    assert is_far(row * Symbol("n"))
+
+
+def source_of(function: object, *shapes: tuple[int, ...]) -> str:
+    with FakeTensorMode():
+        tensors = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        explanation = onepass.explain(function, *tensors, target="sm_90", options={"cache": False})  # type: ignore[arg-type]
+    return explanation.graphs[0].kernels[0].source
+
+
+def test_lanes_of_a_far_buffer_have_32_bits() -> None:
+    """What all lanes share is one number of 64 bits beside the pointer."""
+    source = source_of(lambda x: torch.softmax(x, -1), (1 << 20, 4096))
+    addresses = re.findall(r"tl\.(?:load|store)\((.*?)[,)]", source)
+    assert "tl.program_id(0).to(tl.int64)" in source
+    assert addresses
+    assert not any("tl.int64" in a or "(lane" in a for a in addresses), addresses
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    places = torch.arange(q.shape[-2])
+    allowed = places[:, None] - places[None, :] >= 0
+    scores = (q @ k.transpose(-1, -2)).masked_fill(~allowed, float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
+def test_rows_and_columns_are_compared_each_on_its_side() -> None:
+    """A tile of all differences would stay in registers through the loop."""
+    shape = (4, 16, 1024, 64)
+    (compared,) = re.findall(r"= \((.* >= .*)\)\n", source_of(causal, shape, shape, shape))
+    left, right = compared.split(" >= ")
+    axes = [set(re.findall(r"\btc\d+[rc]\b", side)) for side in (left, right)]
+    assert [len(a) for a in axes] == [1, 1], compared
+    assert "tl.int64" not in compared
