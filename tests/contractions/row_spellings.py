@@ -136,6 +136,36 @@ SWEPT: dict[str, Program] = {
     ),
 }
 
+# Long rows are stored, too, before they are reduced.
+PASSING: dict[str, Program] = {
+    "logits and their log-sum-exp": (
+        lambda x, w: (lambda p: (p, torch.logsumexp(p, -1)))(x @ w.t()),
+        matrices(x, many),
+    ),
+    "in float32, with long sums": (
+        lambda x, w: (lambda p: (p, p.argmax(-1), p.var(-1)))(x @ w.t()),
+        matrices((37, 300), deep, dtype=torch.float32),
+    ),
+    "stored after an activation": (
+        lambda x, w, b: (lambda p: (p, p.float().square().sum(-1)))(F.gelu(F.linear(x, w, b))),
+        matrices(x, many, (700,)),
+    ),
+    "the entropy's two sweeps": (
+        lambda x, w: (lambda p: (p, (lambda q: -(q.exp() * q).sum(-1))(F.log_softmax(p.float(), -1))))(x @ w.t()),
+        matrices(x, many),
+    ),
+    "causal": (
+        lambda a, b: (lambda s: (s, torch.logsumexp(s, -1)))(
+            (a @ b.t()).masked_fill(~torch.ones(600, 600).tril().bool(), -torch.inf)
+        ),
+        matrices((600, 32), (600, 32)),
+    ),
+    "stored transposed": (
+        lambda x, w: (lambda p: (p.t().contiguous(), p.amax(-1)))(x @ w.t()),
+        matrices(x, many),
+    ),
+}
+
 # What is no such region, or only part of one: values are all that is asked.
 OTHERS: dict[str, Program] = {
     "contrast of both sides": (
@@ -155,7 +185,6 @@ OTHERS: dict[str, Program] = {
         with_targets(37, 700, matrices(x, many)),
     ),
     "long rows stored": (lambda x, w: (x @ w.t()).softmax(-1), matrices(x, many)),
-    "logits returned, too": (lambda x, w: (lambda p: (p, torch.logsumexp(p, -1)))(x @ w.t()), matrices(x, many)),
     "reduced over everything": (lambda x, w: (x @ w.t()).square().sum(), matrices(x, many)),
     "reduced over rows and columns apart": (lambda x, w: (lambda p: (p.sum(0), p.sum(1)))(x @ w.t()), matrices(x, w)),
     "norm over groups": (lambda x, w: F.group_norm(x @ w.t(), 4), matrices(x, w)),

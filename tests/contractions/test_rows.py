@@ -13,11 +13,12 @@ from torch import Tensor
 import onepass.planner.contraction_rows as planning
 from onepass.backend import record_compilations
 from tests.contractions.judging import explained, interpreted, judge, products_left
-from tests.contractions.row_spellings import HELD, OTHERS, SWEPT, matrices
+from tests.contractions.row_spellings import HELD, OTHERS, PASSING, SWEPT, matrices
 
 pytest.importorskip("triton")
 INFINITY, NAN = float("inf"), float("nan")
-PROGRAMS = {**{f"held {n}": p for n, p in HELD.items()}, **{f"swept {n}": p for n, p in SWEPT.items()}}
+KINDS = {"held": HELD, "swept": SWEPT, "passing": PASSING}
+PROGRAMS = {f"{kind} {name}": program for kind, programs in KINDS.items() for name, program in programs.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -228,7 +229,7 @@ def test_columns_are_shared_out(k: int, monkeypatch: pytest.MonkeyPatch) -> None
         s = (x @ w.t()).masked_fill(~keep, -INFINITY)
         p = x @ w.t()
         loss = F.cross_entropy(p, t, reduction="none")
-        return torch.logsumexp(s, -1), s.argmax(-1), p.float().var(-1), loss, p.amin(-1)
+        return torch.logsumexp(s, -1), s.argmax(-1), s, p.float().var(-1), loss, p.amin(-1)
 
     keep = torch.rand(37, 2100) < 0.5
     keep[5] = keep[6:20, :1800] = False

@@ -66,7 +66,7 @@ def _uncast(e: Expr) -> Expr:
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
     nest = collapse(unify(list(stores)))
-    nest = replace(nest, stores=tuple(replace(s, value=prepared(s.value)) for s in nest.stores))
+    nest = in_shared_base(replace(nest, stores=tuple(replace(s, value=prepared(s.value)) for s in nest.stores)))
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
     if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
@@ -96,7 +96,14 @@ def prepared(value: Expr, kept: frozenset[Expr] = frozenset()) -> Expr:
     value = rewrite(value, _extreme)
     matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
     value = unrounded(value, kept.union(a for m in matrices for a in m.children))
-    return in_base_two(rewrite(positions_apart(value), scale_outside))
+    return rewrite(positions_apart(value), scale_outside)
+
+
+def in_shared_base(nest: Nest) -> Nest:
+    """Exponentials in base two, unless results would then disagree on the base and need their sums twice."""
+    changed = tuple(replace(s, value=in_base_two(s.value)) for s in nest.stores)
+    counts = [len(reductions(s.value for s in stores)) for stores in (changed, nest.stores)]
+    return replace(nest, stores=changed) if counts[0] <= counts[1] else nest
 
 
 def _extreme(e: Expr) -> Expr | None:

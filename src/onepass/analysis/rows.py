@@ -2,7 +2,7 @@
 
 A program owns rows of the product. Columns that fit a tile are held: after the products' own sum every reduction is
 a fold of what is there, and results may have columns. Longer ones are swept a tile at a time, products computed
-inside: only what has no columns leaves the program, nothing of rows x columns is ever stored.
+inside; what waits for the reductions has no columns then. Nothing of rows x columns need ever be stored.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..ir.plan import Store
 from ..ir.poly import Axis
 from .access import estimate
 from .collapse import collapse
-from .contraction import Contraction, contract, operands, prepared, varying
+from .contraction import Contraction, contract, in_shared_base, operands, prepared, varying
 from .inline import reductions
-from .nest import Nest, Refusal
+from .nest import Nest, NestStore, Refusal
 from .unify import unify
 
 MOST_COLUMNS = 512  # of a row that a program holds
@@ -33,6 +33,11 @@ class RowContraction(Contraction):
 
     held: bool  # all columns are in one tile
     beside: tuple[Reduce, ...]
+
+    @property
+    def passing(self) -> tuple[NestStore, ...]:
+        """Stores of swept columns: they wait for no reduction of them, so that every step stores its own."""
+        return () if self.held else tuple(s for s in self.nest.stores if self.columns in s.domain)
 
     def is_product(self, reduce: Reduce) -> bool:
         """Whether the matrix unit computes it."""
@@ -52,7 +57,8 @@ def arrange(stores: Iterable[Store]) -> Contraction | Refusal:
 def contract_rows(stores: Iterable[Store]) -> RowContraction | Refusal:
     """The roles of a group's classes where a product's rows are reduced, or why it is no such group."""
     nest = collapse(unify(list(stores)))
-    nest = replace(nest, stores=tuple(replace(s, value=prepared(s.value, _jumping(s.value))) for s in nest.stores))
+    stored = tuple(replace(s, value=prepared(s.value, _jumping(s.value))) for s in nest.stores)
+    nest = in_shared_base(replace(nest, stores=stored))
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
     if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
@@ -109,8 +115,10 @@ def _obstacle(c: RowContraction, found: list[Reduce]) -> str | None:
     result = frozenset((*c.grid, c.rows))
     if c.rows in c.inner or c.columns in c.inner or any(a in result for a in c.inner):
         return "an axis of the result is also summed over"
-    if not c.held and any(c.columns in s.domain for s in c.nest.stores):
-        return f"a row of {c.columns.extent!r} is stored, but only {MOST_COLUMNS} fit a program"
+    if any(c.nest.sweeps(r, c.columns) for r in reductions(s.value for s in c.passing)):
+        return f"a row of {c.columns.extent!r} waits for its reductions, but only {MOST_COLUMNS} fit a program"
+    if len(c.passing) == len(c.nest.stores):
+        return "nothing is made of the reductions"
     for r in found:
         reason = _product_obstacle(c, r) if c.is_product(r) else _reduction_obstacle(c, r, result)
         if reason is not None:

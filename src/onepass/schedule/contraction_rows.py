@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..analysis.access import power_above
 from ..analysis.contraction import operands, sided
 from ..analysis.inline import reductions
-from ..analysis.nest import direct_reductions
+from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.rows import RowContraction, row_reductions
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Part, Reduce, substitute_axes
@@ -29,6 +29,7 @@ class RowScheduler(ContractionScheduler):
 
     c: RowContraction
     tiles: RowTiles
+    passed = False  # what a sweep stores has been stored
 
     def _choose_tiles(self, candidate: int) -> Tiles:
         return choose_row_tiles(self.c, *self._operands(), self.target, candidate)
@@ -79,6 +80,20 @@ class RowScheduler(ContractionScheduler):
             self._fold_rows()
         else:
             super()._reduce()
+
+    def _passing(self) -> tuple[NestStore, ...]:
+        return self.c.passing
+
+    def _pass_by(self) -> None:
+        """Columns that are stored leave with the first sweep that has computed them."""
+        if self.passed:
+            return
+        self.passed = True
+        here = self.here | {self.c.columns: self.axis(self.c.columns, COLUMN).poly()}
+        for s in self.c.passing:
+            value = substitute_axes(s.value, here)
+            self._inside([value])
+            self._store(s.buffer, tuple(p.substitute(here) for p in s.index), self.builder.emit(value))
 
     def _fold_rows(self) -> None:
         """Every reduction of columns that are all here; products first, for all of them."""

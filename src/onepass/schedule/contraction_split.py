@@ -112,6 +112,7 @@ def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, list[Buffer]]) 
     stores = tuple(
         NestStore(s.buffer, s.index, rewrite(s.value, lambda e: None, None, dict(whole)), s.domain)
         for s in c.nest.stores
+        if not isinstance(c, RowContraction) or s not in c.passing  # which the first kernel has stored
     )
     bound = {**c.nest.bound, over: cls}
     nest = Nest(stores, (*(a for a in c.nest.classes if a in stores[0].domain), cls), bound)

@@ -15,7 +15,7 @@ from ..analysis.access import estimate, flat_offset, numel, power_above
 from ..analysis.bounds import Bound, assuming, find_bounds, vanishes
 from ..analysis.contraction import Contraction, operands, sided
 from ..analysis.inline import reductions
-from ..analysis.nest import direct_reductions
+from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.passes import passes
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Reduce, const, postorder, substitute_axes
@@ -109,15 +109,16 @@ class ContractionScheduler:
         """The whole kernel; of a split, what leaves the states of its chunk."""
         self._open_program()
         self._reduce()
-        stores = self.states or [(s.buffer, s.index, s.value) for s in self.c.nest.stores]
+        passing = self._passing()
+        stores = self.states or [(s.buffer, s.index, s.value) for s in self.c.nest.stores if s not in passing]
         results = [self.builder.emit(substitute_axes(value, self.here)) for _, _, value in stores]
         for (buffer, index, _), result in zip(stores, results, strict=True):
             self._store(buffer, tuple(p.substitute(self.here) for p in index), result)
         body = tuple(self.builder.scopes[0].statements)
         return Kernel(
             name=name,
-            reads=_read(value for _, _, value in stores),
-            writes=tuple(buffer for buffer, _, _ in stores),
+            reads=_read([*(value for _, _, value in stores), *(s.value for s in passing)]),
+            writes=(*(buffer for buffer, _, _ in stores), *(s.buffer for s in passing)),
             symbols=kernel_symbols(self.c.nest),
             grid=tuple(self.grid),
             body=body,
@@ -132,6 +133,13 @@ class ContractionScheduler:
             resident=self.target.processors if self.tiles.resident else 0,
             flat=self.tiles.resident and self._operands()[1] == 1,
         )
+
+    def _passing(self) -> tuple[NestStore, ...]:
+        """What is stored step by step, inside a sweep."""
+        return ()
+
+    def _pass_by(self) -> None:
+        """Store what is stored in this step of the sweep."""
 
     @property
     def here(self) -> dict[Axis, Poly]:
@@ -283,7 +291,7 @@ class ContractionScheduler:
 
     def _bounds(self, first: list[_Running], second: list[_Running]) -> list[Bound]:
         """Bounds of a maximum whose masked terms are -inf, where the sums carried beside it vanish, too."""
-        if len(first) != 1 or first[0].reduce.monoid != "max":
+        if len(first) != 1 or first[0].reduce.monoid != "max" or self._passing():
             return []
         rows = self.axis(self.c.rows, ROW)
         swept = Axis(f"{self.c.swept.name}c", self.c.swept.extent)
@@ -317,6 +325,7 @@ class ContractionScheduler:
                 # Products last: what the matrix unit adds to is touched right before it starts.
                 for running in sorted(second, key=lambda r: r.product):
                     self._enter(running, holding, moved[running.reduce])
+            self._pass_by()
 
     def _reference(self, leader: _Running) -> Local:
         dtype = leader.reduce.part_dtypes[0]
