@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..ir.expr import Expr, Pointwise, Reduce, postorder
+from ..ir.dtypes import DType
+from ..ir.expr import Const, Expr, Pointwise, Reduce, const, pointwise, postorder, rewrite
 from ..ir.ops import DISCONTINUOUS
 from ..ir.plan import Store
 from ..ir.poly import Axis
 from .access import estimate
 from .collapse import collapse
 from .contraction import Contraction, contract, in_shared_base, operands, prepared, varying
+from .factor import same_number
 from .inline import reductions
-from .nest import Nest, NestStore, Refusal
+from .nest import Nest, NestStore, Refusal, direct_reductions
 from .unify import unify
 
 MOST_COLUMNS = 512  # of a row that a program holds
+LARGEST_FACTOR = 2.0**100  # with a reciprocal that is an ordinary number, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def arrange(stores: Iterable[Store]) -> Contraction | Refusal:
 def contract_rows(stores: Iterable[Store]) -> RowContraction | Refusal:
     """The roles of a group's classes where a product's rows are reduced, or why it is no such group."""
     nest = collapse(unify(list(stores)))
-    stored = tuple(replace(s, value=prepared(s.value, _jumping(s.value))) for s in nest.stores)
+    stored = tuple(replace(s, value=_prepared(s.value)) for s in nest.stores)
     nest = in_shared_base(replace(nest, stores=stored))
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
@@ -80,6 +83,24 @@ def contract_rows(stores: Iterable[Store]) -> RowContraction | Refusal:
     c = RowContraction(nest, rows, columns, columns, inner, held, beside)
     reason = _obstacle(c, found)
     return c if reason is None else Refusal(reason)
+
+
+def _prepared(value: Expr) -> Expr:
+    """The value as a sweep computes it best: divisions of a product by a number are multiplications."""
+    kept = _jumping(value)
+
+    def multiplied(e: Expr) -> Expr | None:
+        if not isinstance(e, Pointwise) or e.op != "div" or e.dtype is not DType.F32 or e in kept:
+            return None
+        x, by = e.args
+        if not isinstance(by, Const) or not 1 / LARGEST_FACTOR < abs(float(by.value)) < LARGEST_FACTOR:
+            return None
+        if not any(operands(r) is not None for r in direct_reductions([x])):
+            return None
+        product = pointwise("mul", x, const(1 / float(by.value), DType.F32))
+        return product if same_number(e, product) else None
+
+    return rewrite(prepared(value, kept), multiplied)
 
 
 def _jumping(value: Expr) -> frozenset[Expr]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const
+from ..ir.expr import Const, const
 from ..ir.kernel import (
     Accumulate,
     Accumulator,
@@ -40,7 +41,7 @@ from ..ir.kernel import (
     WriteLocal,
     walk,
 )
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, is_far, nonnegative, product
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, in_range, is_far, nonnegative, product
 from ..ir.source import KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
 from .triton_ops import (
@@ -497,6 +498,23 @@ class _Emitter(Emitter):
             text = f"tl.broadcast_to({text}, {self.shape(dims | whole)})"
         return text
 
+    def entering(
+        self,
+        monoid: str,
+        dtypes: Sequence[DType],
+        inputs: tuple[Operand, ...],
+        axes: tuple[Axis, ...],
+        folded: bool,
+    ) -> list[str]:
+        """Values as they enter a reduction; positions that are `folded` do so in 32 bits where they fit."""
+        neutral, position = identities(monoid, dtypes), inputs[-1]
+        short = folded and len(inputs) == 2 and isinstance(position, Poly) and in_range(position, Poly.of(1 << 31))
+        if short:
+            neutral[1] = const((1 << 31) - 1, DType.I32)
+        beside = self.dims_of(*inputs) or _NONE if len(inputs) > 1 else _NONE
+        values = [self.masked(v, n, axes, beside) for v, n in zip(inputs, neutral, strict=True)]
+        return [values[0], f"{values[1]}.to(tl.int32)"] if short else values
+
     def accumulate(self, s: Accumulate) -> None:
         a = s.accumulator
         axes = tuple(x for x in s.lane.axes if x.name in self.tiles)
@@ -510,10 +528,9 @@ class _Emitter(Emitter):
             state = self.welford(s.inputs[0], axes, f"{a.name}_new")
             self.line(f"{', '.join(self.parts(a))} = op_join_welford({', '.join((*self.parts(a), *state))})")
             return
-        neutral = identities(a.monoid, a.dtypes)
-        beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
-        values = [self.masked(v, n, axes, beside) for v, n in zip(s.inputs, neutral, strict=True)]
-        for axis in (x for x in axes if x not in a.tiles):  # which have no states of their own
+        folded = tuple(x for x in axes if x not in a.tiles)  # which have no states of their own
+        values = self.entering(a.monoid, a.dtypes, s.inputs, axes, bool(folded))
+        for axis in folded:
             names = [f"{name}_new" for name in self.parts(a)]
             self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, self.tiles[axis.name].dim)}")
             values = names
@@ -550,16 +567,15 @@ class _Emitter(Emitter):
             for var, text in zip(s.parts, state, strict=True):
                 self.define(var, text, dims)
             return
-        dtypes = [v.dtype for v in s.parts]
-        neutral = identities(s.monoid, dtypes)
-        beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
-        values = [self.masked(v, n, s.over, beside) for v, n in zip(s.inputs, neutral, strict=True)]
+        values = self.entering(s.monoid, [v.dtype for v in s.parts], s.inputs, s.over, folded=True)
         for axis in s.over:
             self.line(f"{', '.join(names)} = {triton_fold(s.monoid, values, self.tiles[axis.name].dim)}")
             values = names
         for var in s.parts:
             if var.dtype is DType.BOOL:
                 self.line(f"{var.name} = {var.name} != 0")
+            elif var.dtype is DType.I64 and s.monoid in ("argmax", "argmin"):
+                self.line(f"{var.name} = {var.name}.to(tl.int64)")
             self.dims[var.name] = dims
 
     def contract(self, s: Contract) -> None:

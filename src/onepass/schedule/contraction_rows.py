@@ -74,12 +74,18 @@ class RowScheduler(ContractionScheduler):
     # --- reductions ---
 
     def _reduce(self) -> None:
+        """What reductions wait for comes before them, the rest after: matrices are copied for the products first."""
+        wanted = set(reductions(v for r in row_reductions(self.c) for v in r.inputs))
         for r in self.c.beside:
-            self._beside(self.oriented(r))
+            if r in wanted:
+                self._beside(self.oriented(r))
         if self.c.held:
             self._fold_rows()
         else:
             super()._reduce()
+        for r in self.c.beside:
+            if r not in wanted:
+                self._beside(self.oriented(r))
 
     def _passing(self) -> tuple[NestStore, ...]:
         return self.c.passing
