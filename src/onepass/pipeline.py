@@ -103,12 +103,15 @@ def schedule_named(planned: PlannedGraph, name: str, choice: Choice) -> Schedule
 
 def emit_kernels(planned: PlannedGraph, kernels: list[Kernel]) -> tuple[list[KernelSource], dict[Kernel, int]]:
     """Sources without repetition, and which one each kernel uses."""
-    triton, tanh, exact = planned.target.language == "triton", planned.target.hardware_tanh, needs_exact(planned.graph)
+    target, exact = planned.target, needs_exact(planned.graph)
     sources: list[KernelSource] = []
     by_key: dict[str, int] = {}
     numbers: dict[Kernel, int] = {}
     for kernel in kernels:
-        source = emit_triton(kernel, exact, tanh) if triton else emit_c(kernel)  # C never contracts
+        if target.language == "triton":
+            source = emit_triton(kernel, exact, target.hardware_tanh, target.overlaps)
+        else:
+            source = emit_c(kernel)  # never contracts
         if source.key not in by_key:
             by_key[source.key] = len(sources)
             sources.append(source)

@@ -20,6 +20,22 @@ ENCODE = ctypes.CFUNCTYPE(
 ALIGNED, GENERAL = 11, 22
 
 
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("_", ctypes.c_int), ("flag", ctypes.c_int), ("__", ctypes.c_ubyte * 60)]
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+OVERLAP = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(Launch), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+)
+
+
 def word(address: int | None, kind: Any) -> int:
     assert address is not None
     return int(kind.from_address(address).value)
@@ -53,12 +69,28 @@ class Driver:
         return 0
 
 
+class Early(Driver):
+    """A driver that launches with attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[list[int], int, int, list[int]]] = []
+        self.overlap = OVERLAP(self._overlap)
+
+    def _overlap(self, config: Any, function: int, arguments: Any, _: Any) -> int:
+        launch = config.contents
+        attributes = [(launch.attributes[k].id, launch.attributes[k].flag) for k in range(launch.count)]
+        self.asked.append(([*launch.grid, *launch.block], launch.shared, launch.stream, attributes))
+        return self._launch(function, launch.grid[0], arguments, None)
+
+
 def launcher(driver: Driver, general: int | None) -> Any:
     driver.count = 3
     matrix = (_Matrix * 1)(_Matrix(1, 9, 3, 2, (ctypes.c_int64 * 2)(100, 64), (ctypes.c_uint32 * 2)(32, 16)))
     kernel = _Kernel(
         ctypes.cast(driver.launch, ctypes.c_void_p).value, ALIGNED, general, 128, 0, 0, 2, 1, 1,
         ctypes.cast(driver.encode, ctypes.c_void_p).value, matrix,
+        ctypes.cast(driver.overlap, ctypes.c_void_p).value if isinstance(driver, Early) else None,
     )  # fmt: skip
     call = _launcher(2, 1)
     return lambda *words: call(ctypes.byref(kernel), *words)
@@ -83,3 +115,10 @@ def test_no_programs_launch_nothing() -> None:
     driver = Driver()
     assert launcher(driver, None)(1600, 3200, 5, 0, 0) == 0
     assert not driver.launched
+
+
+def test_a_kernel_that_waits_by_itself_may_be_started_early() -> None:
+    driver = Early()
+    assert launcher(driver, None)(1600, 3200, 5, 8, 4096) == 0
+    assert driver.asked == [([8, 1, 1, 128, 1, 1], 0, 4096, [(6, 1)])]
+    assert driver.launched == [(ALIGNED, 8, [1600, 3200, 5, 77, 100, 64, 64, 1])]

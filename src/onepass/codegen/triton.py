@@ -63,10 +63,12 @@ _EVICTION = {"again": "evict_last", "never": "evict_first"}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def emit_triton(kernel: Kernel, exact: bool = False, hardware_tanh: bool = False) -> KernelSource:
+def emit_triton(
+    kernel: Kernel, exact: bool = False, hardware_tanh: bool = False, overlaps: bool = False
+) -> KernelSource:
     """The Triton module of one kernel. `exact`: a product and a sum are never contracted."""
-    text = _Emitter(kernel, hardware_tanh, describe=True).unit()
-    general = _Emitter(kernel, hardware_tanh, describe=False).unit() if kernel.descriptors else ""
+    text = _Emitter(kernel, hardware_tanh, overlaps, describe=True).unit()
+    general = _Emitter(kernel, hardware_tanh, overlaps, describe=False).unit() if kernel.descriptors else ""
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
     signature = tuple(f"*{signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
@@ -78,7 +80,7 @@ def emit_triton(kernel: Kernel, exact: bool = False, hardware_tanh: bool = False
     return KernelSource(
         kernel.name, "triton", header(kernel, "#") + text, ENTRY, key, len(pointers), words,
         raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages, exact=exact,
-        matrices=matrices, general=general,
+        matrices=matrices, general=general, overlaps=overlaps,
     )  # fmt: skip
 
 
@@ -95,8 +97,9 @@ class _Open:
 class _Emitter(Emitter):
     indent = "    "
 
-    def __init__(self, kernel: Kernel, hardware_tanh: bool, describe: bool) -> None:
+    def __init__(self, kernel: Kernel, hardware_tanh: bool, overlaps: bool, describe: bool) -> None:
         super().__init__(kernel)
+        self.overlaps = overlaps
         self.described = [d.name for d in kernel.descriptors] if describe else []
         self.hardware_tanh = hardware_tanh
         self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
@@ -119,6 +122,8 @@ class _Emitter(Emitter):
         self.line("@triton.jit")
         self.line(f"def {ENTRY}({parameters}):")
         self.depth += 1
+        if self.overlaps:  # before anything is read or written
+            self.line("op_wait_for_last_kernel()")
         self.grid()
         if self.rank:
             self.line(f"zero = tl.full({[1] * self.rank}, 0, {self.index})")

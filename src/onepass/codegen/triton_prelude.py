@@ -8,8 +8,19 @@ same text is compiled for a GPU and run by the interpreter (see `runtime/triton_
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 jit = globals().get("JIT", triton.jit)
+
+
+# --- launches ---
+
+
+@jit
+def op_wait_for_last_kernel():
+    """Wait until all that the kernel before wrote is there; from here on the next kernel may be started."""
+    gdc_wait()
+    gdc_launch_dependents()
 
 
 # --- floats ---

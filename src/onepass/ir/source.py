@@ -42,6 +42,7 @@ class KernelSource:
     exact: bool = False  # a product and a sum are never contracted
     matrices: tuple[Matrix, ...] = ()  # handed over as descriptors, after the symbols
     general: str = ""  # the text without them, for pointers that cannot be described
+    overlaps: bool = False  # it waits for the kernel before it by itself, and may be started earlier
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Target:
     products_per_us: float = 0.0  # multiply-adds of a matrix unit on 16-bit operands, as matmuls reach; 0: none
     rounded_products: bool = False  # matrix units may round float32 operands (torch's float32 matmul precision)
     descriptors: bool = False  # hardware copies blocks of matrices into shared memory
+    overlaps: bool = False  # a kernel may be started while the one before it is ending
     hardware_tanh: bool = False  # one instruction, to about 11 bits
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
 
@@ -71,6 +72,7 @@ def _gpu(
         columns=128, held_elements=16384, thread_elements=32, carried_bytes=96 << 10,
         products_per_us=tflops * 1e6 / 2,
         hardware_tanh=name.startswith("sm_"), descriptors=name in ("sm_90", "sm_100"),
+        overlaps=name in ("sm_90", "sm_100"),
     )  # fmt: skip
 
 

@@ -28,6 +28,11 @@ class Driver:
         return ctypes.cast(getattr(self.library, self.names[4]), ctypes.c_void_p).value or 0
 
     @property
+    def overlap_address(self) -> int:
+        """Where the function is that launches with attributes."""
+        return ctypes.cast(self.library.cuLaunchKernelEx, ctypes.c_void_p).value or 0
+
+    @property
     def encode_address(self) -> int:
         """Where the function that describes matrices is."""
         return ctypes.cast(self.library.cuTensorMapEncodeTiled, ctypes.c_void_p).value or 0

@@ -15,7 +15,26 @@ typedef int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, uns
 typedef int (*driver_encode)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *,
                              const uint32_t *, int, int, int, int);
 
+/* The driver's own records for a launch with attributes. */
+typedef struct {
+  int id, padding;
+  union {
+    int flag;
+    unsigned char space[64];
+  } value;
+} attribute_t;
+
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  const attribute_t *attributes;
+  unsigned count;
+} launch_t;
+
+typedef int (*driver_overlap)(const launch_t *, void *, void **, void **);
+
 #define MOST_MATRICES 16
+#define STARTS_EARLY 6 /* the attribute: may be started while the kernel before it is ending */
 
 typedef struct {
   int32_t pointer, type, swizzle, bytes; /* which argument; the driver's element type and swizzle; bytes of an element */
@@ -30,6 +49,7 @@ typedef struct {
   int32_t pointers, sizes, matrices;
   driver_encode encode;
   const onepass_matrix_t *matrix;
+  driver_overlap overlap; /* for kernels that wait by themselves for the one before; missing for others */
 } onepass_kernel_t;
 
 typedef struct {
@@ -81,6 +101,13 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
   if (!function) return -1;
   arguments[count] = &scratch[0];
   arguments[count + 1] = &scratch[1];
-  return kernel->launch(function, (unsigned)programs, 1, 1, kernel->threads, 1, 1,
-                        general ? kernel->general_shared : kernel->shared, stream, arguments, 0);
+  const uint32_t shared = general ? kernel->general_shared : kernel->shared;
+  if (kernel->overlap) {
+    const attribute_t early = {.id = STARTS_EARLY, .value.flag = 1};
+    const launch_t launch = {
+        {(unsigned)programs, 1, 1}, {kernel->threads, 1, 1}, shared, stream, &early, 1,
+    };
+    return kernel->overlap(&launch, function, arguments, 0);
+  }
+  return kernel->launch(function, (unsigned)programs, 1, 1, kernel->threads, 1, 1, shared, stream, arguments, 0);
 }

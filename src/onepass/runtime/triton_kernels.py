@@ -230,6 +230,7 @@ class _Kernel(ctypes.Structure):
         ("threads", ctypes.c_uint32), ("shared", ctypes.c_uint32), ("general_shared", ctypes.c_uint32),
         ("pointers", ctypes.c_int32), ("sizes", ctypes.c_int32),
         ("matrices", ctypes.c_int32), ("encode", ctypes.c_void_p), ("matrix", ctypes.POINTER(_Matrix)),
+        ("overlap", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -256,6 +257,7 @@ def _on_device(
     kernel = _Kernel(
         gpu.launch_address, function, None, built.threads, built.shared, 0, source.pointers, source.symbols,
         len(source.matrices), gpu.encode_address if source.matrices else None, matrices,
+        gpu.overlap_address if source.overlaps else None,
     )  # fmt: skip
     launch = functools.partial(_launcher(source.pointers, source.symbols), ctypes.byref(kernel))
     lock = threading.Lock()

@@ -303,7 +303,10 @@ def _pointwise_blocks(
     while budget > 256 and numel(outer) < 2 * budget * target.processors:
         budget //= 2
     found: dict[Axis, int] = {}
-    shared = _repeated_along(nest, best, others)
+    aligned = aligned_along(
+        nest, best, target.vector_bytes
+    )  # else every row of a tile begins and ends in a line's midst
+    shared = _repeated_along(nest, best, others) if aligned else None
     if shared is not None and budget > SHARED_LANES < estimate(best.extent):
         found[best] = SHARED_LANES
         budget //= SHARED_LANES
