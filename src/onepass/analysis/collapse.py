@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ir.expr import Expr, Reduce, rewrite
-from ..ir.poly import Axis
+from ..ir.expr import Expr, Load, Reduce, postorder, rewrite
+from ..ir.poly import Axis, Poly
+from ..ir.program import Buffer
+from .access import flat_offset, numel
 from .inline import reductions
-from .nest import Nest, NestStore, offsets
+from .nest import Nest, NestStore, aligned_along, offsets
 
 
 def collapse(nest: Nest) -> Nest:
@@ -22,6 +24,37 @@ def collapse(nest: Nest) -> Nest:
                 changed = True
                 break
     return nest
+
+
+def flatten(nest: Nest, vector_bytes: int) -> Nest:
+    """Point-wise rows that begin anywhere but follow one another without gaps become one axis.
+
+    What is large is then read and written in whole vectors; what is small finds its place by dividing.
+    """
+    if reductions(s.value for s in nest.stores) or any(a.extent.constant is None for a in nest.classes):
+        return nest
+    for outer, inner in _neighbours(nest):
+        if aligned_along(nest, inner, vector_bytes) or any({outer, inner} - s.domain or s.region for s in nest.stores):
+            continue
+        if all(_dense(p, outer, inner) for b, p in _places(nest) if 2 * numel(b.shape) > _largest(nest)):
+            return _collapsed(nest, outer, inner)
+    return nest
+
+
+def _places(nest: Nest) -> list[tuple[Buffer, Poly]]:
+    """Every buffer that is read or written, and where."""
+    loads = [e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
+    found = [(e.buffer, e.index) for e in loads] + [(s.buffer, s.index) for s in nest.stores]
+    return [(buffer, flat_offset(buffer, index)) for buffer, index in found]
+
+
+def _largest(nest: Nest) -> int:
+    return max(numel(s.domain) for s in nest.stores)
+
+
+def _dense(offset: Poly, outer: Axis, inner: Axis) -> bool:
+    """Whether an access walks rows one after another without gaps."""
+    return offset.coefficient(inner) is Poly.ONE and offset.coefficient(outer) is inner.extent
 
 
 def _neighbours(nest: Nest) -> list[tuple[Axis, Axis]]:

@@ -17,7 +17,7 @@ from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
 from .carried import cannot_carry
-from .collapse import collapse
+from .collapse import collapse, flatten
 from .inline import reductions
 from .nest import Nest, Refusal, direct_reductions, swept_again
 from .unify import unify
@@ -86,7 +86,8 @@ def _enough(nest: Nest, work: int, target: Target) -> bool:
 def collapsed(nest: Nest, target: Target) -> Nest:
     """The nest with neighbouring classes merged; a split is chosen anew among the merged ones."""
     if nest.split is None:
-        return _widened(collapse(nest), target)
+        merged = collapse(nest)
+        return _widened(flatten(merged, target.vector_bytes) if target.warp else merged, target)
     merged = collapse(replace(nest, split=None))
     reduces = reductions(s.value for s in merged.stores)
     again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces), target)

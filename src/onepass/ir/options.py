@@ -26,7 +26,7 @@ class Options:
     )
     fuse: bool = _option(True, "False: one kernel per operation", True, (True, False))
     tune: str = _option(
-        "off",
+        "quick",
         "measure other tile sizes on the GPU at hand: off, quick (at most about a second per kernel) or max",
         True,
         ("off", "quick", "max"),
