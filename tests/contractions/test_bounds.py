@@ -44,14 +44,29 @@ def sweeps(function: object, *inputs: Tensor) -> int:
     return kernel.source.count("for i")
 
 
-@pytest.mark.parametrize(("function", "parts"), [(causal, 2), (masked_maximum_alone, 1), (two_weights, 3)])
+@pytest.mark.parametrize(("function", "parts"), [(causal, 2), (masked_maximum_alone, 3), (two_weights, 3)])
 def test_what_a_mask_leaves_out(function: object, parts: int) -> None:
-    """Causal attention has a loop without the mask and one with it; sums that go everywhere have one of their own."""
+    """Causal attention has a loop without the mask and one with it; sums that go everywhere come after."""
     inputs = [torch.randn(4, 16, 200, 32, dtype=torch.bfloat16) for _ in range(3)]
     assert sweeps(function, *inputs) == parts
     q, k, v = (torch.randn(1, 2, 200, 32) for _ in range(3))
     ours = torch.compile(function, backend="onepass", options=OPTIONS)(q, k, v)  # type: ignore[call-overload]
     exact = function(q.double(), k.double(), v.double())  # type: ignore[operator]
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_with_terms_before_the_first_of_its_maximum() -> None:
+    """No maximum yet, but terms that count: they cannot be carried to a maximum that comes later."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-1, -2)) * 0.2
+        early = torch.arange(scores.shape[-1]) < 150
+        weights = torch.exp(scores - scores.masked_fill(early, float("-inf")).amax(-1, keepdim=True))
+        return (weights / weights.sum(-1, keepdim=True)) @ v
+
+    q, k, v = (torch.randn(1, 1, 200, 16) for _ in range(3))
+    ours = torch.compile(function, backend="onepass", options=OPTIONS)(q, k, v)
+    exact = function(q.double(), k.double(), v.double())
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
 
 

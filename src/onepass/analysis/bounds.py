@@ -100,21 +100,22 @@ def negated(e: Expr) -> Expr | None:
 def vanishes(term: Expr, condition: Expr, finished: Iterable[Expr]) -> bool:
     """Whether a term of a sum is provably zero where a condition fails: only then may it be left out there."""
     opposite = negated(condition)
-    return opposite is not None and _is_zero(assuming(term, (opposite,), finished))
+    return opposite is not None and is_zero(assuming(term, (opposite,), finished))
 
 
-def _is_zero(e: Expr) -> bool:
+def is_zero(e: Expr) -> bool:
+    """Whether it is provably zero, as long as what it is multiplied with is a number."""
     if isinstance(e, Const):
         return e.value == 0
     if not isinstance(e, Pointwise):
         return False
     match e.op:
         case "mul":
-            return any(map(_is_zero, e.args))
+            return any(map(is_zero, e.args))
         case "cast" | "narrow" | "widen":
-            return _is_zero(e.args[0])
+            return is_zero(e.args[0])
         case "where":
-            return all(map(_is_zero, e.args[1:]))
+            return all(map(is_zero, e.args[1:]))
         case "exp" | "exp2":
             return _is_lowest(e.args[0])
     return False

@@ -72,7 +72,7 @@ def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     nest = join_digits(collapse(unify(list(stores))))
     if all(operands(r) is None for r in reductions(s.value for s in nest.stores)):
         nest = with_row(nest)
-    nest = replace(nest, stores=tuple(replace(s, value=_prepared(s.value)) for s in nest.stores))
+    nest = in_shared_base(replace(nest, stores=tuple(replace(s, value=prepared(s.value)) for s in nest.stores)))
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
     if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
@@ -97,12 +97,19 @@ def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     return contraction if reason is None else Refusal(reason)
 
 
-def _prepared(value: Expr) -> Expr:
-    """The value as a sweep computes it best."""
+def prepared(value: Expr, kept: frozenset[Expr] = frozenset()) -> Expr:
+    """The value as a sweep computes it best; `kept` roundings stay."""
     value = rewrite(value, _extreme)
     matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
-    value = unrounded(value, frozenset(a for m in matrices for a in m.children))
-    return in_base_two(rewrite(positions_apart(value), scale_outside))
+    value = unrounded(value, kept.union(a for m in matrices for a in m.children))
+    return rewrite(positions_apart(value), scale_outside)
+
+
+def in_shared_base(nest: Nest) -> Nest:
+    """Exponentials in base two, unless results would then disagree on the base and need their sums twice."""
+    changed = tuple(replace(s, value=in_base_two(s.value)) for s in nest.stores)
+    counts = [len(reductions(s.value for s in stores)) for stores in (changed, nest.stores)]
+    return replace(nest, stores=changed) if counts[0] <= counts[1] else nest
 
 
 def _extreme(e: Expr) -> Expr | None:
@@ -150,7 +157,7 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
                 return "two products have other rows or columns"
             if reductions([right]):
                 return "both matrices are computed from products"
-            if not {c.rows, *r.over} <= _varying(left) or not {c.columns, *r.over} <= _varying(right):
+            if not {c.rows, *r.over} <= varying(left) or not {c.columns, *r.over} <= varying(right):
                 return "a matrix is expanded along one of its axes"
         elif r.monoid not in ("max", "min", "sum", "prod") or c.columns in r.axes:
             return f"a {r.monoid} beside a product"
@@ -168,12 +175,12 @@ def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str |
         steps = {a for a in left.axes | right.axes if c.nest.bound.get(a) is c.swept}
         if not steps or steps & left.axes:
             return "a product inside the sweep is not one of rows and steps"
-        if not {c.rows, *r.over} <= _varying(left) or not {*steps, *r.over} <= _varying(right):
+        if not {c.rows, *r.over} <= varying(left) or not {*steps, *r.over} <= varying(right):
             return "a matrix is expanded along one of its axes"
     return None
 
 
-def _varying(e: Expr) -> frozenset[Axis]:
+def varying(e: Expr) -> frozenset[Axis]:
     """The axes along which a value differs in memory or by position, not only in shape."""
     found: set[Axis] = set()
     for node in postorder([e], into_reductions=False):

@@ -52,6 +52,8 @@ def shift(e: Expr, r: Expr) -> Expr | None:
         return const(0.0, e.dtype)
     if not isinstance(e, Pointwise):
         return None
+    if _is_function(e, r):
+        return e
     match e.op:
         case "add" | "sub":
             return _combined(e.op, shift(e.args[0], r), shift(e.args[1], r))
@@ -65,6 +67,14 @@ def shift(e: Expr, r: Expr) -> Expr | None:
         case "cast" | "widen" if e.args[0].dtype is e.dtype:
             return shift(e.args[0], r)
     return None
+
+
+def _is_function(e: Expr, r: Expr) -> bool:
+    """Whether it is a choice made of r alone (0 where r is infinite, as logsumexp has it)."""
+    if not isinstance(e, Pointwise) or e.op != "where":
+        return False
+    leaves = [x for x in postorder([e], into_reductions=False) if not x.children or x is r]
+    return r in leaves and all(x is r or isinstance(x, Const | Reduce) for x in leaves)
 
 
 def _combined(op: str, a: Expr | None, b: Expr | None) -> Expr | None:
@@ -135,6 +145,9 @@ _ARITHMETIC: dict[str, Callable[..., float]] = {
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
     "neg": lambda a: -a,
+    "abs": abs,
+    "eq": lambda a, b: float(a == b),
+    "ne": lambda a, b: float(a != b),
     "exp": math.exp,
     "exp2": lambda a: 2.0**a,
     "log": math.log,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const
+from ..ir.expr import Const, const
 from ..ir.kernel import (
     Accumulate,
     Accumulator,
@@ -41,10 +42,11 @@ from ..ir.kernel import (
     When,
     WriteLocal,
 )
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, is_far, nonnegative, product
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, in_range, is_far, nonnegative, product
 from ..ir.source import KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
 from .tile_facts import is_innermost, packed_matrices, tile_rank
+from .triton_compare import compared
 from .triton_ops import (
     MATRIX_TYPES,
     from_word,
@@ -292,12 +294,8 @@ class TritonEmitter(Emitter):
 
     def let(self, s: Let) -> None:
         dims = self.dims_of(*s.args)
-        places = [p for a in s.args if (p := self.place(a)) is not None] if s.op in _COMPARISONS else []
-        if len(places) == 2:
-            places = self.sides(*places)
-            text = triton_pointwise(s.op, [self.poly(p) for p in places], [DType.I64] * 2, DType.BOOL)
-            named = any(p.names() for p in places)
-            self.define(s.var, text if named else f"tl.full([], {text}, tl.int1)", dims)
+        if s.op in _COMPARISONS and (text := compared(self, s)) is not None:
+            self.define(s.var, text, dims)
             return
         if s.op == "cast" and isinstance(s.args[0], Poly) and s.args[0].names() and not self.kernel.wide:
             text = f"tl.cast({bare(self.poly(s.args[0]))}, {triton_type(s.var.dtype)})"  # from 32 bits
@@ -312,28 +310,6 @@ class TritonEmitter(Emitter):
             return
         text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
         self.define(s.var, bare(text), dims)
-
-    def place(self, value: Operand) -> Poly | None:
-        """An operand as an index expression, if it is one: positions compare in as many bits as offsets have."""
-        match value:
-            case Poly():
-                return value
-            case Const() if value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
-                return Poly.of(int(value.value))
-        return None
-
-    def sides(self, left: Poly, right: Poly) -> list[Poly]:
-        """Two positions to compare. Where one varies along several tile axes, the last of them, and what changes with
-        the loop, goes to the right: otherwise registers would hold a tile of all axes through the loop.
-        """
-        if all(len(self.poly_dims(p) or _NONE) < 2 for p in (left, right)):
-            return [left, right]
-        moving = left - right
-        last = max(self.poly_dims(moving) or _NONE, key=lambda name: self.tiles[name].dim, default="")
-        names = {last, *self.counters}
-        along = Poly(tuple((m, c) for m, c in moving.terms if any(a.poly().names() & names for a in m)))
-        apart = self.poly_dims(along) == frozenset((last,)) and last not in (self.poly_dims(moving - along) or _NONE)
-        return [moving - along, -along] if apart else [left, right]
 
     def checked_index(self, s: Let, args: list[str], dims: frozenset[str] | None) -> None:
         """An index from data: outside its dimension the program stops, as eager's does on a GPU."""
@@ -499,6 +475,23 @@ class TritonEmitter(Emitter):
             text = f"tl.broadcast_to({text}, {self.shape(dims | whole)})"
         return text
 
+    def entering(
+        self,
+        monoid: str,
+        dtypes: Sequence[DType],
+        inputs: tuple[Operand, ...],
+        axes: tuple[Axis, ...],
+        folded: bool,
+    ) -> list[str]:
+        """Values as they enter a reduction; positions that are `folded` do so in 32 bits where they fit."""
+        neutral, position = identities(monoid, dtypes), inputs[-1]
+        short = folded and len(inputs) == 2 and isinstance(position, Poly) and in_range(position, Poly.of(1 << 31))
+        if short:
+            neutral[1] = const((1 << 31) - 1, DType.I32)
+        beside = self.dims_of(*inputs) or _NONE if len(inputs) > 1 else _NONE
+        values = [self.masked(v, n, axes, beside) for v, n in zip(inputs, neutral, strict=True)]
+        return [values[0], f"{values[1]}.to(tl.int32)"] if short else values
+
     def accumulate(self, s: Accumulate) -> None:
         a = s.accumulator
         axes = tuple(x for x in s.lane.axes if x.name in self.tiles)
@@ -512,10 +505,9 @@ class TritonEmitter(Emitter):
             state = self.welford(s.inputs[0], axes, f"{a.name}_new")
             self.line(f"{', '.join(self.parts(a))} = op_join_welford({', '.join((*self.parts(a), *state))})")
             return
-        neutral = identities(a.monoid, a.dtypes)
-        beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
-        values = [self.masked(v, n, axes, beside) for v, n in zip(s.inputs, neutral, strict=True)]
-        for axis in (x for x in axes if x not in a.tiles):  # which have no states of their own
+        folded = tuple(x for x in axes if x not in a.tiles)  # which have no states of their own
+        values = self.entering(a.monoid, a.dtypes, s.inputs, axes, bool(folded))
+        for axis in folded:
             names = [f"{name}_new" for name in self.parts(a)]
             self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, self.tiles[axis.name].dim)}")
             values = names
@@ -552,16 +544,15 @@ class TritonEmitter(Emitter):
             for var, text in zip(s.parts, state, strict=True):
                 self.define(var, text, dims)
             return
-        dtypes = [v.dtype for v in s.parts]
-        neutral = identities(s.monoid, dtypes)
-        beside = self.dims_of(*s.inputs) or _NONE if len(s.inputs) > 1 else _NONE
-        values = [self.masked(v, n, s.over, beside) for v, n in zip(s.inputs, neutral, strict=True)]
+        values = self.entering(s.monoid, [v.dtype for v in s.parts], s.inputs, s.over, folded=True)
         for axis in s.over:
             self.line(f"{', '.join(names)} = {triton_fold(s.monoid, values, self.tiles[axis.name].dim)}")
             values = names
         for var in s.parts:
             if var.dtype is DType.BOOL:
                 self.line(f"{var.name} = {var.name} != 0")
+            elif var.dtype is DType.I64 and s.monoid in ("argmax", "argmin"):
+                self.line(f"{var.name} = {var.name}.to(tl.int64)")
             self.dims[var.name] = dims
 
     def finish(self, s: Finish) -> None:

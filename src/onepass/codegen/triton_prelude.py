@@ -332,15 +332,27 @@ def op_fold_min(x, axis: tl.constexpr):
 
 
 @jit
+def op_fold_first(value, index, wanted, axis: tl.constexpr):
+    """The lowest index of a value along one axis; where there is a NaN, it is what is wanted."""
+    counts = (value == wanted) | (value != value)
+    if index.dtype == tl.int32:
+        return op_fold_min(tl.where(counts, index, 2147483647), axis)
+    else:
+        return op_fold_min(tl.where(counts, index, 9223372036854775807), axis)
+
+
+@jit
 def op_fold_argmax(value, index, axis: tl.constexpr):
-    """The largest along one axis and where it is."""
-    return tl.reduce((value, index), axis, op_join_argmax, keep_dims=True)
+    """The largest along one axis and where it is first; a NaN wins."""
+    top = op_fold_max(value, axis)
+    return top, op_fold_first(value, index, top, axis)
 
 
 @jit
 def op_fold_argmin(value, index, axis: tl.constexpr):
-    """The smallest along one axis and where it is."""
-    return tl.reduce((value, index), axis, op_join_argmin, keep_dims=True)
+    """The smallest along one axis and where it is first; a NaN wins."""
+    least = op_fold_min(value, axis)
+    return least, op_fold_first(value, index, least, axis)
 
 
 @jit

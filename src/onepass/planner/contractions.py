@@ -1,8 +1,8 @@
 """Which matrix products run inside kernels, with what around them: the first tier of planning.
 
 A product goes to the library unless something around it makes a kernel of it pay: a second product that reads what
-the first one made (the matrix between them is then never stored), or point-wise work on its result. Each region is
-tried whole; the answer keeps its number.
+the first one made (the matrix between them is then never stored), reductions of its rows, or point-wise work.
+Each region is tried whole; the answer keeps its number.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..ir.poly import Poly, Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Update
 from ..ir.target import Target
 from .beside import join_beside
+from .contraction_rows import try_rows
 from .groups import things
 from .regions import TILE, Effort, Region, Regions, tiles_of
 
@@ -41,9 +42,11 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
     """Decide on every matrix product of a program."""
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = _Chooser(program, target)
+    chooser = Chooser(program, target)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
+    for extern in chooser.products:
+        try_rows(chooser, extern)
     for extern in chooser.products:
         chooser.try_alone(extern)
     join_beside(chooser, program)
@@ -54,7 +57,7 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
     return Regions(replace(program, statements=statements), tuple(chooser.regions), tuple(chooser.decisions))
 
 
-class _Chooser:
+class Chooser:
     """One pass over a program's products."""
 
     def __init__(self, program: Program, target: Target) -> None:
@@ -68,7 +71,10 @@ class _Chooser:
         self.readers: dict[Buffer, list[Define]] = {}
         self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
         self.order = {}
+        self.made_at: dict[object, int] = {}  # a buffer -> the statement that makes it
         for number, s in enumerate(program.statements):
+            if not isinstance(s, Update):
+                self.made_at[s.buffer if isinstance(s, Define) else s.result] = number
             match s:
                 case Define():
                     self._reads(s)
@@ -118,7 +124,7 @@ class _Chooser:
     def _between(self, last: Define, chosen: list[Define] | None) -> Iterable[Define]:
         """The products that this one is made of; with some of them chosen, those and all that depends on them."""
         depends: dict[Define, bool] = {}
-        stack = [(d, False) for d in self._sources(last)]
+        stack = [(d, False) for d in self.sources(last)]
         while stack:
             d, ready = stack.pop()
             if d in depends and not ready:
@@ -126,14 +132,14 @@ class _Chooser:
             if d.buffer in self.product_of:
                 depends[d] = d not in self.taken and (chosen is None or d in chosen)
             elif ready:
-                depends[d] = any(depends.get(s, False) for s in self._sources(d))
+                depends[d] = any(depends.get(s, False) for s in self.sources(d))
             else:
                 depends[d] = False
                 stack.append((d, True))
-                stack.extend((s, False) for s in self._sources(d) if s not in depends)
+                stack.extend((s, False) for s in self.sources(d) if s not in depends)
         return [d for d, yes in depends.items() if yes and (chosen is not None or d.buffer in self.product_of)]
 
-    def _sources(self, define: Define) -> list[Define]:
+    def sources(self, define: Define) -> list[Define]:
         found = (self.define_of.get(b) or self.product_of.get(b) for b in loaded(define.value))
         return [d for d in found if d is not None]
 
@@ -162,7 +168,7 @@ class _Chooser:
         for tail in self._tails(last):
             end = tail[-1] if tail else last
             members = self._grown({last}, tail, None if tail else last)
-            if not members or not (tail or self._again(members)):
+            if not members or not (tail or self.again(members)):
                 continue
             if self._consider(members, last.origin.node, end.origin.node, "product"):
                 return
@@ -183,28 +189,28 @@ class _Chooser:
             d = waiting.pop()
             if d in members or d in self.taken:
                 continue
-            made = any(s in members and s not in late and s is not last for s in self._sources(d))
+            made = any(s in members and s not in late and s is not last for s in self.sources(d))
             if d.buffer in self.product_of:
-                belongs = last is None and self._only_for(d, late)
-            elif self._only_for(d, members):
-                belongs = made or (self._only_for(d, late) and not reductions([d.value]))
+                belongs = last is None and self.only_for(d, late)
+            elif self.only_for(d, members):
+                belongs = made or (self.only_for(d, late) and not reductions([d.value]))
             else:
                 belongs = made and self._aside(d, members, most)
             if belongs:
                 members.add(d)
                 late |= {d} if not made and d.buffer not in self.product_of else set()
                 waiting += self._neighbours(d)
-        if any(storage_bytes(d.buffer) > most for d in self._stored(members)):
+        if any(storage_bytes(d.buffer) > most for d in self.stored(members)):
             return ()
         return tuple(sorted(members, key=self.order.__getitem__))
 
-    def _only_for(self, define: Define, group: set[Define]) -> bool:
+    def only_for(self, define: Define, group: set[Define]) -> bool:
         readers = self._readers(define)
         return define.buffer not in self.elsewhere and bool(readers) and readers <= group
 
     def _aside(self, define: Define, members: set[Define], most: int) -> bool:
         """Whether others want what members make, and it can be stored beside a result of `most` bytes."""
-        sources = self._sources(define)
+        sources = self.sources(define)
         if not all(s in members for s in sources):
             return False
         if any(storage_bytes(s.buffer) > most for s in sources):
@@ -214,51 +220,66 @@ class _Chooser:
     def _readers(self, define: Define) -> set[Define]:
         return set(self.readers.get(define.buffer, ()))
 
-    def _stored(self, members: Iterable[Define]) -> list[Define]:
+    def stored(self, members: Iterable[Define]) -> list[Define]:
         """Members that others want."""
         own = set(members)
         return [d for d in members if d.buffer in self.elsewhere or not self._readers(d) or self._readers(d) - own]
 
     def _neighbours(self, define: Define) -> list[Define]:
-        return [*self._sources(define), *self.readers.get(define.buffer, ())]
+        return [*self.sources(define), *self.readers.get(define.buffer, ())]
 
     # --- the answer ---
 
     def _consider(self, members: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
         """One kernel of the members, with what they read computed again; else with less of it."""
-        cheap = self._again(members)
-        placed = tuple(d for d in cheap if not self._memory(d))
+        cheap = self.again(members)
+        placed = tuple(d for d in cheap if not self.memory(d))
         choices = dict.fromkeys((cheap, placed))
         return any(self._try(members, again, first, last, kind) for again in choices)
 
     def _try(self, members: tuple[Define, ...], again: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
-        stored = self._stored(members)
         found = self.contracted(members, again)
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
-        together, apart = self.together(found), self.apart(members, again)
-        moved = 2 * sum(storage_bytes(d.buffer) for d in members if d not in stored)
+        together, apart = self.together(found), self.apart(members, again) - self._done_anyway(members, kind)
         accepted = together < apart
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
-        self.decisions.append(Decision(first, last, kind, accepted, reason, apart - together, moved if accepted else 0))
-        if accepted:
+        return self.answer(members, again, Decision(first, last, kind, accepted, reason, apart - together))
+
+    def answer(self, members: tuple[Define, ...], again: tuple[Define, ...], decision: Decision) -> bool:
+        """Keep a decision on a region; one that is accepted is a kernel."""
+        stored = self.stored(members)
+        moved = 2 * sum(storage_bytes(d.buffer) for d in members if d not in stored)
+        self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
+        if decision.accepted:
             self.taken.update(members)
             self.regions.append(Region(members, again))
-        return accepted
+        return decision.accepted
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
         """A region as one nest of products."""
-        stored = self._stored(members)
+        stored = self.stored(members)
         inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
         return contract([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
 
-    def _again(self, members: Iterable[Define]) -> tuple[Define, ...]:
+    def _done_anyway(self, members: tuple[Define, ...], kind: str) -> float:
+        """Of the time without a kernel of the product: what the kernel that reads its end does in passing."""
+        (end, *more), own = self.stored(members), set(members)
+        readers = self._readers(end) - own
+        kernels = any(r.buffer not in self.product_of for r in readers)
+        if kind != "product" or more or not kernels or end in self.product_of.values():
+            return 0.0
+        wanted = end.buffer in self.elsewhere or any(r.buffer in self.product_of for r in readers)
+        moved = storage_bytes(end.buffer) * (1 if wanted else 2)  # not read by it, and not even written
+        return self.target.launch_us + moved / self.target.memory_bytes_per_us
+
+    def again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
         own = set(members)
         found: dict[Define, None] = {}
-        for d, reader in {s: m for m in members for s in self._sources(m)}.items():
-            made = d in own or (d in self.taken and bool(self._memory(d)))  # by another kernel, beside its products
+        for d, reader in {s: m for m in members for s in self.sources(m)}.items():
+            made = d in own or (d in self.taken and bool(self.memory(d)))  # by another kernel, beside its products
             wanted = self._is_point_wise(d) and (self._is_cheap(d) or self._is_unpacked_once(d, reader))
             if not made and wanted:
                 found |= dict.fromkeys(self._chain(d) - own)
@@ -271,12 +292,12 @@ class _Chooser:
         """A point-wise value and those it is made of, back to what must be read."""
         chain, stack = {define}, [define]
         while stack and len(chain) <= MOST_MEMBERS:
-            fresh = [d for d in self._sources(stack.pop()) if d not in chain and self._is_point_wise(d)]
+            fresh = [d for d in self.sources(stack.pop()) if d not in chain and self._is_point_wise(d)]
             chain.update(fresh)
             stack.extend(fresh)
         return chain
 
-    def _memory(self, define: Define) -> set[Load]:
+    def memory(self, define: Define) -> set[Load]:
         """What a point-wise value reads, with all it is made of."""
         chain = self._chain(define)
         made = {d.buffer for d in chain}
@@ -288,7 +309,7 @@ class _Chooser:
             chain, shape = self._chain(define), define.buffer.shape
             points = max(1, numel(define.axes))
             cost = sum(_cost(d.value) * min(1.0, numel(d.axes) / points) for d in chain)
-            moved, own = sum(load_bytes(e) for e in self._memory(define)), storage_bytes(define.buffer)
+            moved, own = sum(load_bytes(e) for e in self.memory(define)), storage_bytes(define.buffer)
             row = len(shape) < 2 or any(n.constant == 1 for n in shape[-2:])
             most, wider = (PLACE_COST if row or 16 * moved <= own else CHEAP_COST), 8 if row else 2
             self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
@@ -299,7 +320,7 @@ class _Chooser:
         return product.buffer in self.product_of and self._is_packed(define) and self._beside(define, product) <= TILE
 
     def _is_packed(self, define: Define) -> bool:
-        moved = sum(load_bytes(e) for e in self._memory(define))
+        moved = sum(load_bytes(e) for e in self.memory(define))
         return len(self._chain(define)) <= MOST_MEMBERS and 2 * moved <= storage_bytes(define.buffer)
 
     def _beside(self, define: Define, product: Define) -> int:
@@ -310,7 +331,7 @@ class _Chooser:
 
     def _note_packed(self, product: Define) -> None:
         """Say of a product why weights are unpacked before it."""
-        for d in self._sources(product):
+        for d in self.sources(product):
             if self._is_point_wise(d) and not self._is_cheap(d) and self._is_packed(d):
                 tiles = -(-self._beside(d, product) // TILE)
                 reason = f"each of {tiles} tiles would compute {d.origin.node} again"
@@ -340,9 +361,9 @@ class _Chooser:
             rate *= UNROUNDED
         if any(operands(r)[0].dtype.bytes == 1 for r in found):  # type: ignore[index]
             rate *= NARROW
-        return Effort(products / (rate * self._rate(values)), moved, work)
+        return Effort(products / (rate * self.rate(values)), moved, work)
 
-    def _rate(self, values: list[Expr]) -> float:
+    def rate(self, values: list[Expr]) -> float:
         """Multiply-adds per microsecond of the library on operands of this type."""
         kinds = {sides[0].dtype for r in reductions(values) if (sides := operands(r)) is not None}
         if DType.F32 not in kinds:
@@ -351,7 +372,7 @@ class _Chooser:
 
     def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
-        total, stored = 0.0, set(self._stored(members))
+        total, stored = 0.0, set(self.stored(members))
         own = {*members, *again}
         for d in again:  # what only these products read would have to be stored for them
             read = any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer])
@@ -362,7 +383,7 @@ class _Chooser:
             reads = sum(storage_bytes(b) for b in loaded(d.value))
             if d.buffer in self.product_of:
                 products = sum(numel((*r.axes, *r.over)) for r in reductions([d.value]))
-                compute = products / (LIBRARY * self._rate([d.value]))
+                compute = products / (LIBRARY * self.rate([d.value]))
                 memory = (reads + storage_bytes(d.buffer)) / self.target.memory_bytes_per_us
                 total += self.target.launch_us + max(compute, memory)
                 continue

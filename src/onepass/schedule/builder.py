@@ -173,6 +173,10 @@ class Builder:
                 return scope.values[e]
         raise KeyError(f"value was not emitted: {e!r}")
 
+    def depth(self, e: Expr) -> int:
+        """The outermost open scope that binds all axes of a value."""
+        return max([0, *(self._bind_depth(a) for a in e.axes)])
+
     def _own_depth(self, e: Expr) -> int:
         """The outermost scope a node itself allows, its children aside."""
         if self.here.rare:
@@ -184,7 +188,7 @@ class Builder:
             return max([finished_at, *(self._bind_depth(a) for a in axes)])
         if not e.axes and _may_raise(e):
             return len(self.scopes) - 1  # where it is asked for: the loop around it may be empty
-        return max([0, *(self._bind_depth(a) for a in e.axes)])
+        return self.depth(e)
 
     def _bind_depth(self, axis: Axis) -> int:
         for depth in range(len(self.scopes) - 1, -1, -1):

@@ -6,16 +6,19 @@ common maximum first, by the same rule that carries them along a sweep (decoding
 
 from __future__ import annotations
 
-from ..analysis.access import estimate
+from ..analysis.access import estimate, numel
 from ..analysis.contraction import Contraction
 from ..analysis.legality import outer_axes
 from ..analysis.nest import Nest, NestStore
+from ..analysis.passes import passes
+from ..analysis.rows import RowContraction
 from ..ir.expr import Expr, Load, Part, Reduce, pointwise, rewrite
 from ..ir.kernel import ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Origin, contiguous_strides
 from ..ir.target import Target
-from .contractions import ContractionScheduler, passes
+from .contraction_rows import RowScheduler
+from .contractions import ContractionScheduler
 from .online import carried
 from .tiles import TileScheduler
 
@@ -27,58 +30,89 @@ def schedule_contraction(
     c: Contraction, target: Target, name: str, origins: tuple[Origin, ...], candidate: int
 ) -> ScheduledGroup:
     """The kernels of a group with matrix products."""
-    whole = ContractionScheduler(c, target, candidate)
+    scheduler = RowScheduler if isinstance(c, RowContraction) else ContractionScheduler
+    whole = scheduler(c, target, candidate)
     steps = -(-estimate(c.swept.extent) // whole.tiles.step)
     chunks = min(steps // LEAST_STEPS, PROGRAMS * target.processors // max(1, whole.programs()))
+    if isinstance(c, RowContraction):
+        chunks = _row_chunks(c, whole, steps, target)
     if chunks < 2 or c.swept.extent.constant is None or len(passes(c)) != 1:
         return ScheduledGroup((whole.build(name, origins),))
     each = -(-steps // chunks)
     chunk = Axis("chunk", Poly.of(-(-steps // each)))
-    part = ContractionScheduler(c, target, candidate, chunk, each)
+    part = scheduler(c, target, candidate, chunk, each)
     workspace = _states(part, chunk, name)
     first = part.build(f"{name}_partial", origins)
     tail = _merged(c, chunk, workspace)
     return ScheduledGroup(
-        (first, TileScheduler(tail, target).build(f"{name}_finish", origins)), tuple(workspace.values())
+        (first, TileScheduler(tail, target).build(f"{name}_finish", origins)),
+        tuple(b for buffers in workspace.values() for b in buffers),
     )
 
 
-def _states(part: ContractionScheduler, chunk: Axis, name: str) -> dict[Reduce, Buffer]:
-    """A buffer for the states of every reduction, one for each chunk."""
+def _row_chunks(c: RowContraction, whole: ContractionScheduler, steps: int, target: Target) -> int:
+    """Chunks of columns with which programs come closest to whole rounds of two on every processor; 1: as they are."""
+    programs, places = max(1, whole.programs()), 2 * target.processors
+    products = numel((*c.grid, c.rows, c.columns)) * sum(estimate(a.extent) for a in c.inner)
+    if c.held or products / target.products_per_us * (places / programs - 1) < target.launch_us:
+        return 1  # a second kernel takes longer than waiting for the last programs
+
+    def rounds(chunks: int) -> float:
+        return -(-programs * chunks // places) * (1 / chunks + 1 / steps)  # each starts its own pipeline
+
+    return min(range(1, max(2, steps // LEAST_STEPS + 1)), key=rounds)
+
+
+def _states(part: ContractionScheduler, chunk: Axis, name: str) -> dict[Reduce, list[Buffer]]:
+    """Buffers for the states of every reduction, one for each chunk."""
     c = part.c
-    found: dict[Reduce, Buffer] = {}
+    found: dict[Reduce, list[Buffer]] = {}
     (one,) = passes(c)
-    for r in (*one.level, *one.carried):
+    for r in (*one.level, *one.carried, *_beside(c)):
         axes = _axes(c, chunk, r)
         shape = tuple(a.extent for a in axes)
         device = c.nest.stores[0].buffer.device
-        buffer = Buffer(f"{name}_w{len(found)}", r.part_dtypes[0], shape, contiguous_strides(shape), device)
-        found[r] = buffer
-        part.states.append((buffer, tuple(a.poly() for a in axes), Part(r, 0)))
+        found[r] = []
+        for k, dtype in enumerate(r.part_dtypes):
+            buffer = Buffer(f"{name}_w{len(part.states)}", dtype, shape, contiguous_strides(shape), device)
+            found[r].append(buffer)
+            part.states.append((buffer, tuple(a.poly() for a in axes), Part(r, k)))
     return found
+
+
+def _beside(c: Contraction) -> tuple[Reduce, ...]:
+    """Reductions over another class than the swept one: every chunk has the same."""
+    return c.beside if isinstance(c, RowContraction) else ()
 
 
 def _axes(c: Contraction, chunk: Axis, reduce: Reduce) -> tuple[Axis, ...]:
     return (*c.grid, chunk, *(a for a in (c.rows, c.columns) if a in reduce.axes))
 
 
-def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, Buffer]) -> Nest:
+def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, list[Buffer]]) -> Nest:
     """The stores of the group, reading merged states."""
     (one,) = passes(c)
     over, cls = Axis("chunk.r", chunk.extent), Axis("chunk.c", chunk.extent)
 
-    def state(r: Reduce) -> Expr:
-        return Load(workspace[r], tuple(over.poly() if a is chunk else a.poly() for a in _axes(c, chunk, r)))
+    def states(r: Reduce, at: Poly) -> tuple[Expr, ...]:
+        index = tuple(at if a is chunk else a.poly() for a in _axes(c, chunk, r))
+        return tuple(Load(b, index) for b in workspace[r])
 
-    whole: dict[Reduce, Expr] = {r: Part(Reduce(r.monoid, (state(r),), (over,)), 0) for r in one.level}
+    def merge(r: Reduce) -> Reduce:
+        return Reduce("welford_merge" if r.monoid == "welford" else r.monoid, states(r, over.poly()), (over,))
+
+    whole: dict[Expr, Expr] = {Part(r, k): Part(merge(r), k) for r in one.level for k in range(len(workspace[r]))}
     for r, h in one.carried.items():
-        (top,) = one.level
-        moved = carried(Part(top, 0), h, whole[top], state(top))
-        whole[r] = Part(Reduce("sum", (pointwise("mul", state(r), moved),), (over,)), 0)
-    memo: dict[Expr, Expr] = {Part(r, 0): merged for r, merged in whole.items()}
+        top = one.level[0]
+        (own,), (reference,) = states(r, over.poly()), states(top, over.poly())
+        moved = carried(Part(top, 0), h, whole[Part(top, 0)], reference)
+        whole[Part(r, 0)] = Part(Reduce("sum", (pointwise("mul", own, moved),), (over,)), 0)
+    for r in _beside(c):
+        whole |= {Part(r, k): value for k, value in enumerate(states(r, Poly.ZERO))}
     stores = tuple(
-        NestStore(s.buffer, s.index, rewrite(s.value, lambda e: None, None, dict(memo)), s.domain)
+        NestStore(s.buffer, s.index, rewrite(s.value, lambda e: None, None, dict(whole)), s.domain)
         for s in c.nest.stores
+        if not isinstance(c, RowContraction) or s not in c.passing  # which the first kernel has stored
     )
     bound = {**c.nest.bound, over: cls}
     nest = Nest(stores, (*(a for a in c.nest.classes if a in stores[0].domain), cls), bound)

@@ -45,22 +45,22 @@ def choose_product_tiles(
     return _fitting(tiles, c, width, products, target)
 
 
-def _lanes(axis: Axis, most: int) -> int:
+def lanes_of(axis: Axis, most: int) -> int:
     """Lanes for an axis: all of a short one, but no less than a matrix unit takes."""
     return max(LEAST_TILE, min(most, power_above(axis.extent.constant)))
 
 
 def _nested(c: Contraction, width: int) -> Tiles:
     """Products inside the sweep: the rows' operand stays, the accumulator has all columns."""
-    held = max(_lanes(a, 1 << 30) for a in (c.columns, *c.inner))
-    columns = _lanes(c.columns, 1 << 30)
+    held = max(lanes_of(a, 1 << 30) for a in (c.columns, *c.inner))
+    columns = lanes_of(c.columns, 1 << 30)
     if held <= 64:
         rows, step, warps, stages = 64, 128, 4, 2
     elif held <= 128:
         rows, step, warps, stages = 64, 64, 4, 3
     else:
         rows, step, warps, stages = 64, 32, 8, 2
-    rows = _lanes(c.rows, rows)
+    rows = lanes_of(c.rows, rows)
     if rows < 64:
         warps, step, stages = 4, 64, 3
     if width == 4:
@@ -70,7 +70,7 @@ def _nested(c: Contraction, width: int) -> Tiles:
 
 def _plain(c: Contraction, width: int, products: int, across: bool, target: Target, beside: int) -> Tiles:
     """One product, or several with the same rows: square tiles where the result is large."""
-    rows, columns, step = _lanes(c.rows, 128), _lanes(c.columns, 128), _lanes(c.swept, 128 // width)
+    rows, columns, step = lanes_of(c.rows, 128), lanes_of(c.columns, 128), lanes_of(c.swept, 128 // width)
     others = 1
     for a in c.grid:
         others *= estimate(a.extent)
@@ -79,17 +79,17 @@ def _plain(c: Contraction, width: int, products: int, across: bool, target: Targ
         return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n) + beside // (r * n)
 
     if rows <= FEW_ROWS:  # the other matrix is read once: long lines of it, many on their way
-        columns, step = (_lanes(c.columns, 128), _lanes(c.swept, 64)) if across else (32, _lanes(c.swept, 256))
-        return Tiles(rows, min(columns, _lanes(c.columns, 128)), step, 4, 4 if across else 5)
+        columns, step = (lanes_of(c.columns, 128), lanes_of(c.swept, 64)) if across else (32, lanes_of(c.swept, 256))
+        return Tiles(rows, min(columns, lanes_of(c.columns, 128)), step, 4, 4 if across else 5)
     constant = all(a.extent.constant is not None for a in (c.rows, c.columns, *c.grid))
     if target.descriptors and width <= 2 and constant and programs(rows, columns) >= 4 * target.processors:
-        if products == 1 and _lanes(c.columns, 256) == 256 and rows == 128:
+        if products == 1 and lanes_of(c.columns, 256) == 256 and rows == 128:
             return Tiles(128, 256, 128 // width, 8, 3, resident=True)
         return Tiles(rows, columns, step, 8, 4, resident=True)
     while programs(rows, columns) < target.processors and max(rows, columns) > 32:
         rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
     if rows * columns <= 64 * 64:
-        step = _lanes(c.swept, 2 * step)
+        step = lanes_of(c.swept, 2 * step)
     return Tiles(rows, columns, step, 8 if rows * columns >= 128 * 128 else 4, 4 if rows * columns < 128 * 128 else 3)
 
 
@@ -103,7 +103,7 @@ def _smaller(tiles: Tiles, nested: bool) -> Tiles:
 
 def _fitting(tiles: Tiles, c: Contraction, width: int, products: int, target: Target) -> Tiles:
     """What a program keeps in shared memory fits there."""
-    inner = sum(_lanes(a, 1 << 30) for a in c.inner)
+    inner = sum(lanes_of(a, 1 << 30) for a in c.inner)
 
     def needed(t: Tiles) -> int:
         if c.inner:

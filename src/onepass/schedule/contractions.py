@@ -14,9 +14,9 @@ from typing import TypeAlias
 from ..analysis.access import estimate, flat_offset, numel, power_above
 from ..analysis.bounds import Bound, assuming, find_bounds, vanishes
 from ..analysis.contraction import Contraction, operands, sided
-from ..analysis.factor import factor, holds
 from ..analysis.inline import reductions
-from ..analysis.nest import direct_reductions
+from ..analysis.nest import NestStore, direct_reductions
+from ..analysis.passes import passes
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Reduce, const, postorder, substitute_axes
 from ..ir.kernel import (
@@ -58,50 +58,12 @@ _Span: TypeAlias = tuple[tuple[Expr, ...], tuple[Poly, ...], tuple[Poly, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A reduction of the result, its state, and for a product its matrices over the swept class."""
+    """A reduction of the result, its state, and what enters it over the swept class: of a product its matrices."""
 
     reduce: Reduce
     accumulator: Accumulator
     inputs: tuple[Expr, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Reductions that share a sweep: independent ones, or a maximum and sums `carried` beside it, each with its h."""
-
-    level: tuple[Reduce, ...]
-    carried: dict[Reduce, Expr]
-
-
-def passes(c: Contraction) -> list[Pass]:
-    """The result's reductions, in the order and the company they are computed in."""
-    domain = c.nest.stores[0].domain
-    depth: dict[Reduce, int] = {}
-    for r in reductions(s.value for s in c.nest.stores):
-        if r.axes <= domain:
-            depth[r] = 1 + max((depth[d] for d in reductions(r.inputs) if d in depth), default=-1)
-    levels = [[r for r in depth if depth[r] == k] for k in range(1 + max(depth.values()))]
-    found: list[Pass] = []
-    while levels:
-        level, following = levels[0], levels[1] if len(levels) > 1 else []
-        carried = _carried(level, following)
-        found.append(Pass(tuple(level), carried))
-        levels = levels[2 if carried else 1 :]
-    return found
-
-
-def _carried(level: list[Reduce], following: list[Reduce]) -> dict[Reduce, Expr]:
-    """The sums that may grow beside a maximum that they depend on, each with what carries it along; none else."""
-    if len(level) != 1 or level[0].monoid != "max":
-        return {}
-    result = Part(level[0], 0)
-    found: dict[Reduce, Expr] = {}
-    for r in following:
-        h = factor(r.inputs[0], result) if r.monoid == "sum" else None
-        if h is None or not holds(r.inputs[0], result, h):
-            return {}
-        found[r] = h
-    return found
+    product: bool
 
 
 class ContractionScheduler:
@@ -130,9 +92,11 @@ class ContractionScheduler:
         self.descriptors: dict[tuple[Buffer, int, tuple[int, int]], Descriptor]
         self.descriptors = company.descriptors if company is not None else {}
         self.wide = any(needs_wide(b) for b in self._buffers())
-        self.tiles: Tiles = choose_product_tiles(
-            contraction, *self._operands(), self._across(), target, candidate, others
-        )
+        self.others = others
+        self.tiles: Tiles = self._choose_tiles(candidate)
+
+    def _choose_tiles(self, candidate: int) -> Tiles:
+        return choose_product_tiles(self.c, *self._operands(), self._across(), self.target, candidate, self.others)
 
     def _operands(self) -> tuple[int, int]:
         """Bytes of an operand of the matrix unit, and how many products there are, by the tiles their sums take."""
@@ -155,15 +119,16 @@ class ContractionScheduler:
         """The whole kernel; of a split, what leaves the states of its chunk."""
         self._open_program()
         self._reduce()
-        stores = self.states or [(s.buffer, s.index, s.value) for s in self.c.nest.stores]
+        passing = self._passing()
+        stores = self.states or [(s.buffer, s.index, s.value) for s in self.c.nest.stores if s not in passing]
         results = [self.builder.emit(substitute_axes(value, self.here)) for _, _, value in stores]
         for (buffer, index, _), result in zip(stores, results, strict=True):
             self._store(buffer, tuple(p.substitute(self.here) for p in index), result)
         body = tuple(self.builder.scopes[0].statements)
         return Kernel(
             name=name,
-            reads=_read(value for _, _, value in stores),
-            writes=tuple(buffer for buffer, _, _ in stores),
+            reads=_read([*(value for _, _, value in stores), *(s.value for s in passing)]),
+            writes=(*(buffer for buffer, _, _ in stores), *(s.buffer for s in passing)),
             symbols=kernel_symbols(self.c.nest),
             grid=tuple(self.grid),
             body=body,
@@ -178,6 +143,13 @@ class ContractionScheduler:
             resident=self.target.processors if self.tiles.resident else 0,
             flat=self.tiles.resident and self._operands()[1] == 1,
         )
+
+    def _passing(self) -> tuple[NestStore, ...]:
+        """What is stored step by step, inside a sweep."""
+        return ()
+
+    def _pass_by(self) -> None:
+        """Store what is stored in this step of the sweep."""
 
     @property
     def here(self) -> dict[Axis, Poly]:
@@ -280,23 +252,23 @@ class ContractionScheduler:
         """A reduction's state for the whole program, and what enters it, over the swept class."""
         (over,) = reduce.over
         swept = {dim: Axis(f"{self.c.swept.name}{'rc'[dim]}", self.c.swept.extent) for dim in (ROW, COLUMN)}
-        rows, columns = self.axis(self.c.rows, ROW), self.axis(self.c.columns, COLUMN)
+        rows = self.axis(self.c.rows, ROW)
         sides = operands(reduce)
         tiles = [self.lanes[rows]] if rows in reduce.axes else []
         if sides is None:
-            inputs: tuple[Expr, ...] = (substitute_axes(reduce.inputs[0], {over: swept[COLUMN].poly()}),)
+            inputs = tuple(substitute_axes(v, {over: swept[COLUMN].poly()}) for v in reduce.inputs)
         else:
             left, right = sided(sides, rows)
             inputs = (
                 substitute_axes(left, {over: swept[COLUMN].poly()}),
                 substitute_axes(right, {over: swept[ROW].poly()}),
             )
-            tiles.append(self.lanes[columns])
+            tiles.append(self.lanes[self.axis(self.c.columns, COLUMN)])
         accumulator = Accumulator(
             self.builder.name(f"{reduce.monoid}_acc"), reduce.monoid, reduce.part_dtypes, 1, tiles=tuple(tiles)
         )
         self.builder.add(Start(accumulator))
-        return _Running(reduce, accumulator, inputs)
+        return _Running(reduce, accumulator, inputs, sides is not None)
 
     def _sweep(self, level: list[Reduce], carried: dict[Reduce, Expr]) -> None:
         """One pass over the swept class for reductions of one level, and for the sums carried beside it."""
@@ -329,7 +301,7 @@ class ContractionScheduler:
 
     def _bounds(self, first: list[_Running], second: list[_Running]) -> list[Bound]:
         """Bounds of a maximum whose masked terms are -inf, where the sums carried beside it vanish, too."""
-        if len(first) != 1 or first[0].reduce.monoid != "max":
+        if len(first) != 1 or first[0].reduce.monoid != "max" or self._passing():
             return []
         rows = self.axis(self.c.rows, ROW)
         swept = Axis(f"{self.c.swept.name}c", self.c.swept.extent)
@@ -353,7 +325,7 @@ class ContractionScheduler:
         if self.chunk is not None:
             at = self.builder.resolve(self.chunk * self.steps)
             after, before = (*after, at), (*before, at + self.steps)
-        with self.builder.block(_closer(loop, after, before)):
+        with self.builder.block(closer(loop, after, before)):
             for dim in (ROW, COLUMN):
                 self._open(c.swept, dim, step, loop * step)
             for running in first:
@@ -361,8 +333,9 @@ class ContractionScheduler:
             if reference is not None:
                 moved = self._carry(first[0], carried, reference)
                 # Products last: what the matrix unit adds to is touched right before it starts.
-                for running in sorted(second, key=lambda r: len(r.inputs)):
+                for running in sorted(second, key=lambda r: r.product):
                     self._enter(running, holding, moved[running.reduce])
+            self._pass_by()
 
     def _reference(self, leader: _Running) -> Local:
         dtype = leader.reduce.part_dtypes[0]
@@ -392,10 +365,10 @@ class ContractionScheduler:
         done = [r for scope in self.builder.scopes for r in scope.parts]
         inputs = tuple(assuming(v, holding, done) for v in running.inputs)
         self._inside(inputs)
-        values = tuple(self._matrix(v) if len(inputs) > 1 else self.builder.emit(v) for v in inputs)
+        values = tuple(self._matrix(v) if running.product else self.builder.emit(v) for v in inputs)
         if moved is not None:
             self.builder.add(Rescale(running.accumulator, moved, guarded=False))
-        if len(values) == 1:
+        if not running.product:
             lane = self.lanes[self.axis(self.c.swept, COLUMN)]
             self.builder.add(Accumulate(running.accumulator, lane.poly(), values))
             return
@@ -424,8 +397,7 @@ class ContractionScheduler:
             known = any(value in scope.values for scope in self.builder.scopes)
             described = None if known else self._described(value)
             if described is not None:
-                swept = {self.opened.get((self.c.swept, dim)) for dim in (ROW, COLUMN)}
-                scope = self.builder.scopes[-1 if swept & value.axes else 0]  # the same for all steps: once
+                scope = self.builder.scopes[self.builder.depth(value)]  # the same for all steps: once
                 scope.statements.append(described)
                 scope.values[value] = described.var
                 return described.var
@@ -511,7 +483,8 @@ def _largest(poly: Poly) -> int | None:
     return total
 
 
-def _closer(
-    axis: Axis, after: tuple[Poly, ...], before: tuple[Poly, ...]
+def closer(
+    axis: Axis, after: tuple[Poly, ...] = (), before: tuple[Poly, ...] = ()
 ) -> Callable[[tuple[Statement, ...]], Statement]:
+    """What turns the statements of a step into a sweep over a class."""
     return lambda body: Loop(axis, axis.extent, "sweep", body, after=after, before=before)

@@ -11,10 +11,10 @@ from dataclasses import replace
 from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
 from ..analysis.beside import contract_each
 from ..analysis.carried import CARRIED_ROWS
-from ..analysis.contraction import contract
 from ..analysis.inline import reductions
 from ..analysis.legality import analyse, collapsed, outer_axes, programs_of
 from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
+from ..analysis.rows import arrange
 from ..errors import VerifyError
 from ..ir.choice import FIRST, Adjustment, Choice
 from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
@@ -49,7 +49,7 @@ def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIR
             raise VerifyError(f"group {name} cannot be scheduled: {parts.reason}")
         return schedule_beside(parts, target, name, group.origins, choice.candidate)
     if group.products:
-        contraction = contract(group.stores)
+        contraction = arrange(group.stores)
         if isinstance(contraction, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {contraction.reason}")
         return schedule_contraction(contraction, target, name, group.origins, choice.candidate)

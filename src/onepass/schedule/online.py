@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate
-from ..analysis.factor import LN2, factor, holds
+from ..analysis.factor import LN2
+from ..analysis.scores import LARGEST
+from ..analysis.transport import transport
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild
 from ..ir.kernel import Let, Local, Operand, ReadLocal, Rescale, Var, WriteLocal
@@ -50,7 +52,6 @@ def find_online(
         return None
     if len(scheduler.pieces(next(iter(inner)), [leader, *second])) > 1:
         return None
-    result = Part(leader.reduce, 0)
     followers: list[tuple[Item, Expr]] = []
     others = [i for i in first if i is not leader]
     for item in second:
@@ -59,8 +60,8 @@ def find_online(
             continue
         if item.reduce is None or item.reduce.monoid != "sum" or item.accumulator is not None:
             return None  # it sweeps the row again in any case
-        h = factor(item.values[0], result)
-        if h is None or not holds(item.values[0], result, h):
+        h = transport(item.values[0], leader.reduce, leader.values[0])
+        if h is None:
             return None
         followers.append((item, h))
     return Online(leader, tuple(followers), tuple(others)) if followers else None
@@ -112,12 +113,15 @@ def carry(builder: Builder, reduce: Reduce, h: Expr, new: Operand, old: Var) -> 
 def carried(result: Expr, h: Expr, new: Expr, old: Expr) -> Expr:
     """exp(h(new) - h(old)), where h is given in terms of `result`.
 
-    Where h is a multiple of log(2) the power is one of two: the difference is then formed before it is scaled.
+    Where h is a multiple of log(2) the power is one of two: the difference is then formed before it is scaled. An h
+    that chooses is finite before the first term, too: the power is then kept finite for the sum of nothing.
     """
     power = "exp"
+    chooses = any(isinstance(e, Pointwise) and e.op == "where" for e in postorder([h], into_reductions=False))
     if isinstance(h, Pointwise) and h.op == "mul" and const(LN2, h.dtype) in h.args:
         power, h = "exp2", next(a for a in h.args if a is not const(LN2, h.dtype))
-    return pointwise(power, pointwise("sub", _with(h, result, new), _with(h, result, old)))
+    factor_value = pointwise(power, pointwise("sub", _with(h, result, new), _with(h, result, old)))
+    return pointwise("minimum", factor_value, const(LARGEST, factor_value.dtype)) if chooses else factor_value
 
 
 def _with(h: Expr, result: Expr, stand_in: Expr) -> Expr:

@@ -1,0 +1,209 @@
+"""Matrix products whose rows are reduced: what joins such a region, and whether one kernel of it pays.
+
+From a product on, every reader joins that keeps its rows apart: point-wise work, reductions of its columns, a value
+picked from every row, and what is made of these. The predicted time decides, and the answer says what it is made of.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from ..analysis.access import estimate, numel, storage_bytes
+from ..analysis.contraction import operands
+from ..analysis.inline import Inliner, loaded, reductions
+from ..analysis.nest import Refusal, opened
+from ..analysis.passes import passes
+from ..analysis.row_rates import product_time
+from ..analysis.rows import RowContraction, contract_rows
+from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
+from ..ir.monoids import MONOIDS
+from ..ir.ops import OPS
+from ..ir.plan import Decision, Store
+from ..ir.program import Buffer, Define, Extern
+from ..ir.target import Target
+from .cost import predict_us
+
+if TYPE_CHECKING:
+    from .contractions import Chooser
+
+SWEPT_MEMORY = 0.85  # of the bandwidth, where a pipeline starts again for every tile of columns
+MOST_MEMBERS, MOST_SEEN = 48, 256
+
+
+def try_rows(chooser: Chooser, extern: Extern) -> None:
+    """One product with reductions of its rows, and what else keeps rows apart."""
+    product = extern.contraction
+    if product is None or product in chooser.taken:
+        return
+    for column in (-1, -2):
+        following = _region(chooser, product, len(product.dimensions) + column)
+        for members in dict.fromkeys((_joined(chooser, following, product), following)) if following else ():
+            if _consider(chooser, members, product):
+                return
+
+
+# --- the region ---
+
+
+def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...]:
+    """The product and all that follows from its rows, in order; () if nothing reduces them."""
+    columns: dict[Buffer, int | None] = {product.buffer: column}  # which dimension is the columns; None: none is
+    members, reduces = {product: None}, False
+    rows = numel(product.axes) // max(1, estimate(product.dimensions[column].extent))
+    waiting: list[tuple[int, Define]] = []
+    seen: set[Define] = set()
+
+    def readers(define: Define) -> None:
+        for d in chooser.readers.get(define.buffer, ()):
+            if d not in seen:
+                seen.add(d)
+                heapq.heappush(waiting, (chooser.order[d], d))
+
+    readers(product)
+    while waiting and len(members) < MOST_MEMBERS:
+        _, d = heapq.heappop(waiting)
+        if d in chooser.taken or d.buffer in chooser.product_of or _waits(chooser, d, columns.keys()):
+            continue
+        kind = _kind(d, columns, rows)
+        if kind is None:
+            continue
+        columns[d.buffer] = kind if kind >= 0 else None
+        members[d] = None
+        reduces |= bool(reductions([d.value])) and kind < 0
+        readers(d)
+    return tuple(members) if reduces else ()
+
+
+def _waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool:
+    """Whether a value needs something from outside that itself needs the region: they cannot be one kernel."""
+    earliest = min(chooser.made_at[b] for b in region)
+    stack = [b for b in loaded(define.value) if b not in region]
+    seen = set(stack)
+    while stack:
+        buffer = stack.pop()
+        if chooser.made_at.get(buffer, -1) < earliest:
+            continue
+        maker = chooser.define_of.get(buffer) or chooser.product_of.get(buffer)
+        needed = loaded(maker.value) if maker is not None else ()
+        if maker is None or len(seen) > MOST_SEEN or any(b in region for b in needed):
+            return True
+        fresh = [b for b in needed if b not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return False
+
+
+def _joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:
+    """The members, and other products of that size with point-wise work on them that only the members read."""
+    found, size = set(members), numel(product.axes)
+    waiting = [s for m in members for s in chooser.sources(m)]
+    while waiting and len(found) < MOST_MEMBERS:
+        d = waiting.pop()
+        reduces = d.buffer not in chooser.product_of and reductions([d.value])
+        if d in found or d in chooser.taken or reduces or numel(d.axes) != size or not chooser.only_for(d, found):
+            continue
+        if _waits(chooser, d, {m.buffer for m in found}):
+            continue
+        found.add(d)
+        waiting += chooser.sources(d)
+    return tuple(sorted(found, key=chooser.order.__getitem__))
+
+
+def _kind(define: Define, columns: dict[Buffer, int | None], rows: int) -> int | None:
+    """Which dimension of a value made of rows is their columns; -1: it has none; None: it mixes rows."""
+    over = {a for r in reductions([define.value]) for a in r.over}
+    places = list(define.dimensions)
+    found: set[int] = set()
+    for e in postorder([define.value]):
+        column = columns.get(e.buffer) if isinstance(e, Load) else None
+        if not isinstance(e, Load) or column is None:
+            continue
+        at = e.index[column]
+        if at.axis is not None and at.axis in places and at.axis not in over:
+            found.add(places.index(at.axis))
+        elif at.axis is not None and over == {at.axis}:
+            found.add(-1)
+        elif at.axes & over or (at.axes and not at.indirects()):
+            return None
+        else:  # picked from every row
+            found.add(-1)
+    if len(found) > 1 and -1 in found and over:
+        return None
+    kind = max(found, default=-1)
+    if kind < 0:
+        made = not over or found == {-1}
+        return -1 if made and numel(define.axes) <= rows else None
+    return None if over or len(found - {-1}) > 1 else kind
+
+
+def _consider(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool:
+    """One kernel of the members, with what they read computed again; else with less of it."""
+    cheap = chooser.again(members)
+    placed = tuple(d for d in cheap if not chooser.memory(d))
+    return any(_try(chooser, members, again, product) for again in dict.fromkeys((cheap, placed)))
+
+
+def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], product: Define) -> bool:
+    stored = chooser.stored(members)
+    inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
+    found = contract_rows([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+    last = members[-1].origin.node
+    if isinstance(found, Refusal):
+        chooser.decisions.append(Decision(product.origin.node, last, "rows", False, found.reason))
+        return False
+    rate = chooser.rate([product.value])
+    together, why = _together(found, rate, chooser.target)
+    apart = _apart(chooser, members, rate)
+    reason = f"predicted {together:.1f} us in one kernel ({why}), {apart:.1f} us by the library and one more"
+    decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
+    return chooser.answer(members, again, decision)
+
+
+# --- its time ---
+
+
+def _together(c: RowContraction, rate: float, target: Target) -> tuple[float, str]:
+    """Predicted time of one kernel, and what it is made of."""
+    values = opened(c.nest)
+    found = {r for r in reductions(values) if operands(r) is not None}
+    units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
+    times = 1 if c.held else len(passes(c))  # sweeps that multiply again
+    products = product_time(c, rate, target)
+    work = times * _work(e for e in postorder(values) if e not in units and e not in found)
+    reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
+    moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
+    memory = moved / (1.0 if c.held else SWEPT_MEMORY)
+    unit, rest = times * products.time_us, predict_us(int(memory), work, products.launches, target)
+    total = max(unit, rest) + 0.1 * min(unit, rest)
+    swept = f", {times} times over" if times > 1 else ""
+    why = f"products {unit:.1f} us at {100 * products.share:.0f} % of the library's rate{swept}, the rest {rest:.1f} us"
+    return total, why
+
+
+def _work(nodes: Iterable[Expr]) -> float:
+    """Scalar operations of point-wise values and reductions at all their points."""
+    total = 0.0
+    for e in nodes:
+        if isinstance(e, Pointwise):
+            total += OPS[e.op].cost * numel(e.axes)
+        elif isinstance(e, Reduce):
+            total += MONOIDS[e.monoid].cost * numel((*e.axes, *e.over))
+    return total
+
+
+def _apart(chooser: Chooser, members: tuple[Define, ...], rate: float) -> float:
+    """Predicted time of the library's products and of one kernel for all that follows."""
+    target, total = chooser.target, 0.0
+    products = [d for d in members if d.buffer in chooser.product_of]
+    for d in products:
+        multiplied = sum(numel((*r.axes, *r.over)) for r in reductions([d.value])) / rate
+        moved = sum(map(storage_bytes, (d.buffer, *loaded(d.value))))
+        total += target.launch_us + max(multiplied, moved / target.memory_bytes_per_us)
+    others = [d for d in members if d not in products]
+    made = {d.buffer for d in others}
+    reads = dict.fromkeys(b for d in others for b in loaded(d.value) if b not in made)
+    written = [d.buffer for d in chooser.stored(members) if d not in products]
+    moved = sum(map(storage_bytes, (*reads, *written)))
+    return total + predict_us(moved, sum(_work(postorder([d.value])) for d in others), 1, target)

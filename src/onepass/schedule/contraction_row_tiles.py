@@ -1,0 +1,90 @@
+"""Tile sizes of kernels that reduce the rows of matrix products.
+
+Held columns are one tile, with as many rows as multiply fastest. Swept columns come in tiles that leave
+room for two programs on a processor: one computes exponentials while the other multiplies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..analysis.access import estimate
+from ..analysis.contraction import LEAST_TILE
+from ..analysis.row_rates import product_time
+from ..analysis.rows import RowContraction
+from ..ir.target import Target
+from .contraction_tiles import RESERVED, Tiles, lanes_of
+
+MOST_DEPTH = 256  # of the products' own sum that is held whole, in elements of 16 bits
+MOST_OPERAND = 64 * 128  # elements of a matrix that is in registers
+EXACT_TILE = 64 * 64  # of a product without a matrix unit
+LONG_DEPTH = 1024  # from which wide tiles pay although only one program fits
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles(Tiles):
+    """rows x `step` of a product at a time, which takes `depth` of its own sum at a time; 0: all of it."""
+
+    depth: int = 0
+
+
+def choose_row_tiles(c: RowContraction, width: int, products: int, target: Target, candidate: int) -> RowTiles:
+    """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers."""
+    exact = width == 4 and not target.rounded_products  # no matrix unit: both matrices are in registers
+    tiles = (_held if c.held else _swept)(c, width, exact, target)
+    for _ in range(candidate):
+        tiles = _smaller(tiles, c.held)
+    return _fitting(tiles, c, width, products, target)
+
+
+def _held(c: RowContraction, width: int, exact: bool, target: Target) -> RowTiles:
+    columns = lanes_of(c.columns, 1 << 30)
+    most = EXACT_TILE // columns if exact else 128 if columns <= 256 else 64
+    rows = lanes_of(c.rows, min(most, product_time(c, target.products_per_us, target).rows))
+    area = rows * columns
+    inside = max(LEAST_TILE, MOST_OPERAND // columns) if rows < 64 else 64  # small tiles have matrices in registers
+    depth = min(lanes_of(a, LEAST_TILE if exact else inside * 2 // width) for a in c.inner)
+    warps = 8 if exact or area >= 128 * 128 or columns > 256 else 4
+    return RowTiles(rows, columns, columns, warps, 4 if area < 128 * 256 else 3, depth=depth)
+
+
+def _swept(c: RowContraction, width: int, exact: bool, target: Target) -> RowTiles:
+    if exact:
+        return RowTiles(lanes_of(c.rows, 64), 64, 64, 8, 2, depth=LEAST_TILE)
+    whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
+    rows = lanes_of(c.rows, 128)
+    warps = 8 if rows == 128 else 4
+    if whole * width <= 2 * MOST_DEPTH and width * whole * (rows + 128) <= target.shared_bytes - RESERVED:
+        return RowTiles(rows, 128, 128 if width == 2 else 64, warps, 2)
+    wide = width == 2 and rows == 128 and min(estimate(a.extent) for a in c.inner) >= LONG_DEPTH
+    step = 256 if wide else 128
+    depth = min(lanes_of(a, 128 // width) for a in c.inner)
+    return RowTiles(rows, step, step, warps, 3, depth=depth)
+
+
+def _smaller(tiles: RowTiles, held: bool) -> RowTiles:
+    if tiles.warps < 8 and tiles.rows >= 64:
+        return replace(tiles, warps=8)
+    if (held or tiles.step <= 64) and tiles.rows > LEAST_TILE:
+        return replace(tiles, rows=tiles.rows // 2)
+    if held:
+        return replace(tiles, depth=max(LEAST_TILE, tiles.depth // 2), stages=max(2, tiles.stages - 1))
+    return replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
+
+
+def _fitting(tiles: RowTiles, c: RowContraction, width: int, products: int, target: Target) -> RowTiles:
+    """What a program keeps in shared memory fits there."""
+    whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
+
+    def needed(t: RowTiles) -> int:
+        if not t.depth:  # the rows' matrix stays
+            return width * whole * (t.rows + t.stages * t.step)
+        return width * t.stages * t.depth * (t.rows + t.step * products)
+
+    while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
+        tiles = replace(tiles, stages=tiles.stages - 1)
+    while needed(tiles) > target.shared_bytes - RESERVED and tiles.depth > LEAST_TILE:
+        tiles = replace(tiles, depth=tiles.depth // 2)
+    while needed(tiles) > target.shared_bytes - RESERVED and not tiles.depth and tiles.step > LEAST_TILE:
+        tiles = replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
+    return tiles

@@ -1,0 +1,197 @@
+"""Rows of a product at real sizes: who multiplies, why, and kernels that fit chips that are not here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onepass
+import onepass.planner.contraction_rows as planning
+from onepass.ir.target import find_target
+from tests.contractions.judging import FREE, explained, products_left
+
+pytest.importorskip("triton")
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+
+
+def layer_norm(x: Tensor, w: Tensor) -> Tensor:
+    return F.layer_norm(x @ w.t(), (w.shape[0],))
+
+
+def residual_layer_norm(x: Tensor, w: Tensor) -> Tensor:
+    residual = torch.empty(x.shape[0], w.shape[0], dtype=x.dtype)
+    return F.layer_norm(x @ w.t() + residual, (w.shape[0],))
+
+
+def softmax(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w.t()).softmax(-1)
+
+
+def log_sum_exp(x: Tensor, w: Tensor) -> Tensor:
+    return torch.logsumexp(x @ w.t(), -1)
+
+
+def arg_max(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w.t()).argmax(-1)
+
+
+def contrast(x: Tensor, w: Tensor) -> Tensor:
+    return F.cross_entropy(x @ w.t() / 0.07, torch.arange(x.shape[0]))
+
+
+def cross_entropy(x: Tensor, w: Tensor) -> Tensor:
+    return F.cross_entropy(x @ w.t(), torch.zeros(x.shape[0], dtype=torch.int64), reduction="none")
+
+
+def planned(
+    function: Callable[..., Any], *sizes: int, target: str = "sm_90", dtype: torch.dtype = torch.bfloat16
+) -> onepass.Explanation:
+    """A program of matrices without contents: rows x k, columns x k."""
+    rows, columns, k = sizes
+    with FakeTensorMode(), torch.no_grad():
+        x, w = (torch.empty(n, k, dtype=dtype) for n in (rows, columns))
+        return onepass.explain(function, x, w, target=target, options=FREE)
+
+
+def answers(e: onepass.Explanation) -> list[tuple[bool, str]]:
+    return [(d.accepted, d.reason) for g in e.graphs for d in g.decisions if d.kind == "rows"]
+
+
+# --- who multiplies ---
+
+PAYS = [
+    (layer_norm, 65536, 128, 1024),
+    (residual_layer_norm, 65536, 256, 512),
+    (softmax, 65536, 64, 256),
+    (log_sum_exp, 16384, 32768, 128),
+    (arg_max, 8192, 32768, 256),
+    (contrast, 16384, 16384, 128),
+    (cross_entropy, 16384, 16384, 128),
+]
+
+
+@pytest.mark.parametrize(("function", "rows", "columns", "k"), PAYS)
+def test_one_kernel_where_it_pays(function: Callable[..., Any], rows: int, columns: int, k: int) -> None:
+    e = planned(function, rows, columns, k)
+    assert not products_left(e) and (True, answers(e)[-1][1]) in answers(e), answers(e)
+
+
+STAYS = [
+    (residual_layer_norm, 65536, 512, 1024),  # measured: no gain as one kernel
+    (layer_norm, 65536, 256, 4096),
+    (log_sum_exp, 8192, 128256, 4096),
+    (cross_entropy, 8192, 32768, 4096),
+    (softmax, 64, 256, 4096),  # four programs could not read the matrix in time
+]
+
+
+@pytest.mark.parametrize(("function", "rows", "columns", "k"), STAYS)
+def test_the_library_where_it_does_not(function: Callable[..., Any], rows: int, columns: int, k: int) -> None:
+    """The reason has both times, and what the longer one is made of."""
+    e = planned(function, rows, columns, k)
+    assert len(products_left(e)) == 1
+    ((accepted, reason),) = answers(e)[:1]
+    numbers = re.match(
+        r"predicted ([\d.]+) us in one kernel \(products ([\d.]+) us at (\d+) % of the library's rate, "
+        r"the rest ([\d.]+) us\), ([\d.]+) us by the library and one more",
+        reason,
+    )
+    assert not accepted and numbers, reason
+    together, apart = float(numbers[1]), float(numbers[5])
+    assert together > apart
+
+
+def test_long_rows_that_wait_for_their_reductions_stay() -> None:
+    e = planned(softmax, 4096, 4096, 64)
+    assert answers(e)[0] == (False, "a row of 4096 waits for its reductions, but only 512 fit a program")
+
+
+@pytest.mark.parametrize(("k", "library"), [(128, False), (4096, True)])
+def test_scores_that_backward_wants(k: int, library: bool) -> None:
+    """They are stored in any case: by the kernel that reduces them where that pays, and never read again."""
+    with FakeTensorMode():
+        x, w = (torch.empty(n, k, dtype=torch.bfloat16, requires_grad=True) for n in (16384, 32768))
+        e = onepass.explain(cross_entropy, x, w, target="sm_90", options=FREE)
+    (forward,) = (g for g in e.graphs if g.direction == "forward")
+    assert [x.op for x in forward.externs] == (["aten.mm.default"] if library else [])
+    assert sum(kernel.bytes_read for kernel in forward.kernels) > 16384 * 32768 or not library
+
+
+def test_what_the_next_kernel_does_anyway_is_not_a_tail() -> None:
+    """The cast in front of a statistic is not stored by the product's kernel: float32 scores are twice as long."""
+    e = planned(log_sum_exp, 8192, 128256, 4096)
+    assert len(e.kernels) == 1 and len(products_left(e)) == 1
+
+
+def test_a_residual_around_other_layers_waits_for_them() -> None:
+    """What reads a product's rows, but also what is made of them by other products, is not in its kernel."""
+
+    def blocks(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x + F.rms_norm(x, (128,)) @ w[:128, :128]
+            x = x + F.gelu(F.rms_norm(x, (128,)) @ w[:128]) @ w[:128].t()
+        return x
+
+    with FakeTensorMode(), torch.no_grad():
+        x, w = torch.empty(4096, 128, dtype=torch.bfloat16), torch.empty(512, 512, dtype=torch.bfloat16)
+        e = onepass.explain(blocks, x, w, target="sm_90", options=FREE)
+    assert any(accepted for accepted, _ in answers(e))
+
+
+def test_on_a_cpu_nothing_changes() -> None:
+    e = explained(layer_norm, torch.randn(64, 32), torch.randn(48, 32), target="cpu")
+    assert products_left(e) and not answers(e)
+
+
+# --- kernels that fit ---
+
+HELD = [(layer_norm, 64), (residual_layer_norm, 128), (residual_layer_norm, 256), (softmax, 512)]
+SWEPT = [(log_sum_exp, 64), (arg_max, 128), (cross_entropy, 256), (log_sum_exp, 512), (arg_max, 4096)]
+
+
+@pytest.fixture
+def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_apart", lambda *_: math.inf)
+
+
+def fits(e: onepass.Explanation, target: str) -> None:
+    """No product of the library, no spills, shared memory that is there, nothing of rows x columns."""
+    assert not products_left(e)
+    for kernel in e.kernels:
+        assert kernel.registers > 0 and kernel.spilled_bytes == 0, kernel.schedule
+        assert kernel.shared_bytes <= find_target(target).shared_bytes, kernel.schedule
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("function", "columns"), HELD)
+def test_held_rows_fit(function: Callable[..., Any], columns: int, target: str, whatever_it_costs: None) -> None:
+    e = planned(function, 16384, columns, 1024, target=target)
+    fits(e, target)
+    assert len(e.kernels) == 1 and "columns held" in e.kernels[0].schedule
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("function", "k"), SWEPT)
+def test_swept_rows_fit(function: Callable[..., Any], k: int, target: str, whatever_it_costs: None) -> None:
+    e = planned(function, 8192, 32768, k, target=target)
+    fits(e, target)
+    assert "swept by" in e.kernels[0].schedule
+    assert sum(kernel.bytes_written for kernel in e.kernels) < 8192 * 32768 // 16  # states of rows: no logits
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_float32_rows_fit(
+    target: str, precision: str, whatever_it_costs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    for function, columns, k in ((layer_norm, 128, 512), (log_sum_exp, 32768, 64)):
+        fits(planned(function, 8192, columns, k, target=target, dtype=torch.float32), target)
