@@ -85,8 +85,8 @@ def row_pieces(nest: Nest, axis: Axis, target: Target) -> Pieces | None:
     assert extent is not None
     if extent <= LONG_ROW:
         return None
-    lanes = next((n for n in PIECE_LANES if -(-extent // n) * n * 16 <= extent * 17), PIECE_LANES[-1])
-    count = -(-extent // lanes)
+    sizes = [n for n in PIECE_LANES if -(-extent // n) * n * 16 <= extent * 17] or PIECE_LANES[-1:]
+    lanes, count = sizes[0], -(-extent // sizes[0])
     ends = [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis) and nest.carried(r)]
     loads = _loads(nest, inner)
     rows = [e for e in loads if axis in e.axes]
@@ -94,6 +94,8 @@ def row_pieces(nest: Nest, axis: Axis, target: Target) -> Pieces | None:
     kept = states + lanes * count * sum(_kept_bytes(e) for e in rows) <= target.registers * 3
     if not kept and states > target.carried_bytes:
         return None
+    if not kept:  # little of a piece at once beside the states
+        lanes, count = sizes[-1], -(-extent // sizes[-1])
     row_bytes, all_bytes = (sum(e.dtype.bytes for e in es) * lanes * count for es in (rows, loads))
     return Pieces(lanes, count, row_bytes, all_bytes - row_bytes, kept)
 

@@ -118,7 +118,7 @@ class TritonEmitter(Emitter):
         self.rank = tile_rank(kernel.body)
         matrices = [b for b in kernel.parameters if b not in kernel.numbers and product(b.shape) is not Poly.ONE]
         self.halves = all(b.dtype.bytes == 2 for b in matrices)  # a thread has eight neighbours then, not four
-        self.near = False  # whether tile axes are meant in 32 bits
+        self.near = True  # whether lanes and counters are meant in 32 bits
         self.counters: list[str] = []  # of the open loops
 
     # --- the unit ---
@@ -176,23 +176,28 @@ class TritonEmitter(Emitter):
             return f"({a} {'//' if quotient else '%'} {b})"
         return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
 
+    def poly(self, poly: Poly) -> str:
+        """Lanes and counters have 32 bits. In a kernel with far offsets they get 64 where they may need them alone;
+        what is put together with a program's number has them anyway."""
+        outer, own = self.near, {*self.tiles, *self.counters}
+        alone = Poly(tuple((m, c) for m, c in poly.terms if all(isinstance(a, Axis) and a.name in own for a in m)))
+        self.near = not self.kernel.wide or not is_far(alone)
+        text = super().poly(poly)
+        self.near = outer
+        return text
+
     def atom(self, atom: Atom) -> str:
         text = super().atom(atom)
-        far = isinstance(atom, Axis) and self.kernel.wide and not self.near and text in self.tiles
-        return f"{text}.to(tl.int64)" if far else text
+        far = isinstance(atom, Axis) and not self.near and (text in self.tiles or text in self.counters)
+        return f"tl.cast({text}, tl.int64)" if far else text
 
     def offset(self, poly: Poly) -> str:
-        """What is added to a pointer. Of a far one, what all lanes share is a scalar of 64 bits, the rest has 32."""
+        """What is added to a pointer. Of a far one, what all lanes share is a scalar of 64 bits."""
         if not self.kernel.wide or self.poly_dims(poly) is None:
             return self.poly(poly)
         moving = Poly(tuple((m, c) for m, c in poly.terms if self.poly_dims(Poly(((m, 1),))) is not None))
-        if moving.names() - self.tiles.keys() or is_far(moving):
-            return self.poly(poly)
         fixed = poly - moving
-        self.near = True
-        text = self.poly(moving)
-        self.near = False
-        return f"{self.poly(fixed)} + {text}" if fixed.terms else text
+        return f"{self.poly(fixed)} + {self.poly(moving)}" if fixed.terms else self.poly(moving)
 
     def poly_dims(self, poly: Poly) -> frozenset[str] | None:
         """The tile axes an index varies over; None for a scalar."""
@@ -417,10 +422,7 @@ class TritonEmitter(Emitter):
             else ""
         )
         kind = "tl.range" if stages else "range"
-        counter = f"{name}_" if self.kernel.wide else name
-        self.line(f"for {counter} in {kind}({start}, {stop}{stages}):")
-        if self.kernel.wide:
-            self.line(f"    {name} = tl.cast({counter}, tl.int64)")
+        self.line(f"for {name} in {kind}({start}, {stop}{stages}):")
         self.counters.append(name)
         self.nested(s.body)
         self.counters.pop()
