@@ -13,10 +13,12 @@ from .access import estimate, numel, power_above
 from .contraction import LEAST_TILE, operands
 from .inline import reductions
 from .nest import opened
+from .passes import passes
 from .rows import RowContraction
 
-# Rows held in a tile, in a wide one (seen on one H200); swept, with short and long sums.
-HELD, WIDE, SHORT, LONG = 0.8, 0.64, 0.75, 0.7
+# Rows held in a tile, in a wide one; swept, with short and long sums. Seen on one H200: the slower of what was seen.
+HELD, WIDE, SHORT, LONG = 0.3, 0.64, 0.4, 0.25
+STORED = 0.5  # of that, where what is swept is stored, too
 SMALL = 0.5  # of that, with tiles of fewer rows than the matrix unit likes
 UNROUNDED = 0.4  # of that, on float32 operands that no matrix unit takes
 WIDE_COLUMNS, SHORT_SUM, MATRIX_ROWS = 256, 256, 64
@@ -42,6 +44,7 @@ def product_time(c: RowContraction, rate: float, target: Target) -> ProductTime:
     width = max(side.dtype.bytes for r in products for side in operands(r) or ())
     others, length = max(1, numel(c.grid)), max(1, estimate(c.rows.extent))
     exact = UNROUNDED if width == 4 and not target.rounded_products else 1.0
+    shared_out = not c.held and len(passes(c)) == 1
     choices: list[tuple[float, int, int]] = []
     for rows in (128, 64, 32, 16) if c.held else (max(LEAST_TILE, min(128, power_above(length))),):
         tiles = others * -(-length // rows)
@@ -49,7 +52,7 @@ def product_time(c: RowContraction, rate: float, target: Target) -> ProductTime:
         copied = across * (columns + rows) * depth * width / target.cache_bytes_per_us
         rounds = -(-tiles // target.processors) * target.processors
         choices.append((rounds * max(multiplied, copied), rows, 1))
-        if not c.held:  # columns may be shared out, and merged by a second kernel
+        if shared_out:  # columns by several programs, merged by a second kernel
             choices.append((tiles * max(multiplied, copied), rows, 2))
     time, rows, launches = min(choices, key=lambda x: x[0] + x[2] * target.launch_us)
     ideal = others * length * estimate(c.columns.extent) * depth / rate
@@ -61,4 +64,5 @@ def _share(c: RowContraction, columns: int, rows: int) -> float:
         share = HELD if columns <= WIDE_COLUMNS else WIDE
     else:
         share = SHORT if max(estimate(a.extent) for a in c.inner) <= SHORT_SUM else LONG
+        share *= STORED if any(c.columns in s.domain for s in c.nest.stores) else 1.0
     return share if rows >= MATRIX_ROWS else SMALL * share

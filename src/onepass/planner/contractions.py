@@ -26,10 +26,13 @@ from ..ir.target import Target
 from .beside import join_beside
 from .contraction_rows import try_rows
 from .groups import things
-from .regions import TILE, Effort, Region, Regions, tiles_of
+from .regions import Effort, Region, Regions, tiles_of
 
-# Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones.
-LIBRARY, NESTED, ALONE, FEW, COMPUTED = 1.0, 0.75, 0.95, 0.8, 0.65
+# Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
+# another matrix of the result's size in the epilogue (seen on one H200: no load of it runs ahead).
+LIBRARY, NESTED, ALONE, FEW, COMPUTED, JOINED = 1.0, 0.75, 0.95, 0.8, 0.65, 0.3
+ONE_ROW = 0.9  # of the bandwidth, where tiles of rows are mostly empty (seen on one H200)
+UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kernel (16 rows gained, 128 lost)
 # Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
 CHEAP_COST, PLACE_COST = 4.0, 24.0
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
@@ -317,7 +320,8 @@ class Chooser:
 
     def _is_unpacked_once(self, define: Define, product: Define) -> bool:
         """Whether one tile of a product computes it, from memory that holds much less: packed weights."""
-        return product.buffer in self.product_of and self._is_packed(define) and self._beside(define, product) <= TILE
+        few = self._beside(define, product) <= UNPACKED_ROWS
+        return few and product.buffer in self.product_of and self._is_packed(define)
 
     def _is_packed(self, define: Define) -> bool:
         moved = sum(load_bytes(e) for e in self.memory(define))
@@ -333,7 +337,7 @@ class Chooser:
         """Say of a product why weights are unpacked before it."""
         for d in self.sources(product):
             if self._is_point_wise(d) and not self._is_cheap(d) and self._is_packed(d):
-                tiles = -(-self._beside(d, product) // TILE)
+                tiles = -(-self._beside(d, product) // UNPACKED_ROWS)
                 reason = f"each of {tiles} tiles would compute {d.origin.node} again"
                 self.decisions.append(Decision(d.origin.node, product.origin.node, "product", False, reason))
 
@@ -354,6 +358,8 @@ class Chooser:
         plain = all(_is_plain(side, r) for r in found for side in operands(r) or ())
         large = tiles_of(c) + others >= 4 * self.target.processors
         rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
+        if not c.inner and self._joins_matrix(c, values, units):
+            rate = min(rate, JOINED)
         work = sum(_work(e) * numel(e.axes) for e in postorder(values) if e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
@@ -361,7 +367,14 @@ class Chooser:
             rate *= UNROUNDED
         if any(operands(r)[0].dtype.bytes == 1 for r in found):  # type: ignore[index]
             rate *= NARROW
+        if c.rows is ROW:
+            moved = int(moved / ONE_ROW)
         return Effort(products / (rate * self.rate(values)), moved, work)
+
+    def _joins_matrix(self, c: Contraction, values: list[Expr], units: set[Expr]) -> bool:
+        """Whether an epilogue reads another matrix as large as the result."""
+        loads = (e for e in postorder(values, into_reductions=False) if isinstance(e, Load) and e not in units)
+        return any({c.rows, c.columns} <= e.axes for e in loads)
 
     def rate(self, values: list[Expr]) -> float:
         """Multiply-adds per microsecond of the library on operands of this type."""
@@ -405,10 +418,12 @@ def _is_short(define: Define) -> bool:
 
 def _is_plain(side: Expr, product: Reduce) -> bool:
     """Whether a matrix goes from memory to the matrix unit as it is; bytes do along the sum only."""
-    if not isinstance(side, Load) or any(isinstance(a, Quotient | Remainder) for p in side.index for a in p.atoms()):
+    if not isinstance(side, Load):
         return False
-    step = flat_offset(side.buffer, side.index).coefficient(product.over[0])
-    return side.dtype.bytes > 1 or step is Poly.ONE
+    offset = flat_offset(side.buffer, side.index)
+    if any(isinstance(a, Quotient | Remainder) for a in offset.atoms()):
+        return False
+    return side.dtype.bytes > 1 or offset.coefficient(product.over[0]) is Poly.ONE
 
 
 def _cost(value: Expr) -> float:
