@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const, const
@@ -51,6 +52,7 @@ from .triton_ops import (
     MATRIX_TYPES,
     from_word,
     identities,
+    joined_words,
     signature_type,
     triton_const,
     triton_fold,
@@ -118,6 +120,7 @@ class TritonEmitter(Emitter):
         self.rank = tile_rank(kernel.body)
         matrices = [b for b in kernel.parameters if b not in kernel.numbers and product(b.shape) is not Poly.ONE]
         self.halves = all(b.dtype.bytes == 2 for b in matrices)  # a thread has eight neighbours then, not four
+        self.numbered: set[str] = set()  # grid axes that are meant in 32 bits
         self.near = True  # whether lanes and counters are meant in 32 bits
         self.counters: list[str] = []  # of the open loops
 
@@ -188,6 +191,8 @@ class TritonEmitter(Emitter):
 
     def atom(self, atom: Atom) -> str:
         text = super().atom(atom)
+        if text in self.numbered:
+            return f"tl.cast({text}, tl.int32)"
         far = isinstance(atom, Axis) and not self.near and (text in self.tiles or text in self.counters)
         return f"tl.cast({text}, tl.int64)" if far else text
 
@@ -197,7 +202,19 @@ class TritonEmitter(Emitter):
             return self.poly(poly)
         moving = Poly(tuple((m, c) for m, c in poly.terms if self.poly_dims(Poly(((m, 1),))) is not None))
         fixed = poly - moving
-        return f"{self.poly(fixed)} + {self.poly(moving)}" if fixed.terms else self.poly(moving)
+        return f"{self.shared(fixed)} + {self.poly(moving)}" if fixed.terms else self.poly(moving)
+
+    def shared(self, poly: Poly) -> str:
+        """A far scalar: 32 bits as long as they are enough, then times what its terms have in common."""
+        rest = poly - poly.offset
+        common = gcd(*(c for _, c in rest.terms))
+        place = Poly(tuple((m, c // common) for m, c in rest.terms)) if common > 1 else rest
+        if common == 1 or is_far(place) or not all(isinstance(a, Axis) for a in place.atoms()):
+            return self.poly(poly)
+        self.numbered = {a.name for a in place.axes} - {*self.tiles, *self.counters}
+        text = self.poly(place)
+        self.numbered = set()
+        return f"(tl.cast({bare(text)}, tl.int64) * {common}{f' + {poly.offset}' if poly.offset else ''})"
 
     def poly_dims(self, poly: Poly) -> frozenset[str] | None:
         """The tile axes an index varies over; None for a scalar."""
@@ -378,7 +395,9 @@ class TritonEmitter(Emitter):
         for call, names in enumerate(words):
             at = f"{self.poly(rest)} + {quarter}{f' + {call}' if call else ''}"
             self.line(f"{', '.join(names)} = op_random4({seed}, {s.stream}, {at})")
-        self.define(s.var, f"tl.reshape({_joined([w for names in words for w in names])}, {self.shape(dims)})", dims)
+        self.define(
+            s.var, f"tl.reshape({joined_words([w for names in words for w in names])}, {self.shape(dims)})", dims
+        )
 
     def spread(self, dim: int) -> str:
         """The subscript that puts a vector into one dimension of the full rank."""
@@ -571,13 +590,6 @@ class TritonEmitter(Emitter):
             if var.dtype is DType.BOOL:
                 self.line(f"{var.name} = {var.name} != 0")
             self.dims[var.name] = dims
-
-
-def _joined(words: list[str]) -> str:
-    """Words that belong to neighbouring elements, in a dimension for each bit of their number."""
-    if len(words) == 1:
-        return words[0]
-    return f"tl.join({_joined(words[::2])}, {_joined(words[1::2])})"
 
 
 def _held(dtype: DType) -> str:

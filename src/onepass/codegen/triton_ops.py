@@ -233,3 +233,10 @@ def triton_fold(monoid: str, values: Sequence[str], dim: int) -> str:
     """The values merged along one dimension, which stays with extent 1."""
     name = {"any": "max", "all": "min"}.get(monoid, monoid.removesuffix("_merge"))
     return f"op_fold_{name}({', '.join(values)}, {dim})"
+
+
+def joined_words(words: list[str]) -> str:
+    """Words that belong to neighbouring elements, in a dimension for each bit of their number."""
+    if len(words) == 1:
+        return words[0]
+    return f"tl.join({joined_words(words[::2])}, {joined_words(words[1::2])})"
