@@ -67,6 +67,7 @@ ENTRY = "onepass_kernel"
 _NONE: frozenset[str] = frozenset()
 _CHECKED = ("wrap_index", "check_index")
 _EVICTION = {"again": "evict_last", "never": "evict_first"}
+_NUMBERED = Axis | Quotient | Remainder  # what 32 bits are tried for
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -120,8 +121,7 @@ class TritonEmitter(Emitter):
         self.rank = tile_rank(kernel.body)
         matrices = [b for b in kernel.parameters if b not in kernel.numbers and product(b.shape) is not Poly.ONE]
         self.halves = all(b.dtype.bytes == 2 for b in matrices)  # a thread has eight neighbours then, not four
-        self.numbered: set[str] = set()  # grid axes that are meant in 32 bits
-        self.near = True  # whether lanes and counters are meant in 32 bits
+        self.near = True  # whether 32 bits are enough for what is written
         self.counters: list[str] = []  # of the open loops
 
     # --- the unit ---
@@ -148,7 +148,7 @@ class TritonEmitter(Emitter):
 
     def grid(self) -> None:
         """The program number becomes one position per grid axis, the last one fastest."""
-        left = "tl.program_id(0)" + (".to(tl.int64)" if self.kernel.wide else "")
+        left = "tl.program_id(0)"
         axes = self.kernel.grid
         if self.kernel.resident and not any(isinstance(s, Share) for s in self.kernel.body):
             total = self.poly(product(g.extent for g in axes))
@@ -180,21 +180,18 @@ class TritonEmitter(Emitter):
         return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
 
     def poly(self, poly: Poly) -> str:
-        """Lanes and counters have 32 bits. In a kernel with far offsets they get 64 where they may need them alone;
-        what is put together with a program's number has them anyway."""
-        outer, own = self.near, {*self.tiles, *self.counters}
-        alone = Poly(tuple((m, c) for m, c in poly.terms if all(isinstance(a, Axis) and a.name in own for a in m)))
+        """Programs, lanes and counters have 32 bits. In a kernel with far offsets they get 64 where they may need them;
+        what is put together with a size has them anyway."""
+        outer = self.near
+        alone = Poly(tuple((m, c) for m, c in poly.terms if all(isinstance(a, _NUMBERED) for a in m)))
         self.near = not self.kernel.wide or not is_far(alone)
         text = super().poly(poly)
         self.near = outer
         return text
 
     def atom(self, atom: Atom) -> str:
-        text = super().atom(atom)
-        if text in self.numbered:
-            return f"tl.cast({text}, tl.int32)"
-        far = isinstance(atom, Axis) and not self.near and (text in self.tiles or text in self.counters)
-        return f"tl.cast({text}, tl.int64)" if far else text
+        near, text = self.near, super().atom(atom)
+        return text if near or not isinstance(atom, _NUMBERED) else f"tl.cast({bare(text)}, tl.int64)"
 
     def offset(self, poly: Poly) -> str:
         """What is added to a pointer. Of a far one, what all lanes share is a scalar of 64 bits."""
@@ -209,12 +206,10 @@ class TritonEmitter(Emitter):
         rest = poly - poly.offset
         common = gcd(*(c for _, c in rest.terms))
         place = Poly(tuple((m, c // common) for m, c in rest.terms)) if common > 1 else rest
-        if common == 1 or is_far(place) or not all(isinstance(a, Axis) for a in place.atoms()):
+        if common == 1 or not is_far(poly) or is_far(place):
             return self.poly(poly)
-        self.numbered = {a.name for a in place.axes} - {*self.tiles, *self.counters}
-        text = self.poly(place)
-        self.numbered = set()
-        return f"(tl.cast({bare(text)}, tl.int64) * {common}{f' + {poly.offset}' if poly.offset else ''})"
+        after = f" + {poly.offset}" if poly.offset else ""
+        return f"(tl.cast({bare(self.poly(place))}, tl.int64) * {common}{after})"
 
     def poly_dims(self, poly: Poly) -> frozenset[str] | None:
         """The tile axes an index varies over; None for a scalar."""
