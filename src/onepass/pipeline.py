@@ -101,15 +101,18 @@ def schedule_named(planned: PlannedGraph, name: str, choice: Choice) -> Schedule
     return scheduled
 
 
-def emit_kernels(planned: PlannedGraph, kernels: list[Kernel]) -> tuple[list[KernelSource], dict[Kernel, int]]:
-    """Sources without repetition, and which one each kernel uses."""
+def emit_kernels(
+    planned: PlannedGraph, kernels: list[Kernel], leading: bool = True
+) -> tuple[list[KernelSource], dict[Kernel, int]]:
+    """Sources without repetition, and which one each kernel uses. `leading`: nothing of the graph runs before them."""
     target, exact = planned.target, needs_exact(planned.graph)
     sources: list[KernelSource] = []
     by_key: dict[str, int] = {}
     numbers: dict[Kernel, int] = {}
-    for kernel in kernels:
-        if target.language == "triton":
-            source = emit_triton(kernel, exact, target.hardware_tanh, target.overlaps)
+    for position, kernel in enumerate(kernels):
+        if target.language == "triton":  # waiting costs a little, and what comes before a graph is seldom a kernel
+            overlaps = target.overlaps and (position > 0 or not leading)
+            source = emit_triton(kernel, exact, target.hardware_tanh, overlaps)
         else:
             source = emit_c(kernel)  # never contracts
         if source.key not in by_key:

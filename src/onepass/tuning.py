@@ -212,7 +212,7 @@ def _version(planned: PlannedGraph, name: str, choice: Choice) -> _Version | Ref
     trial = emit_trial(scheduled)
     if isinstance(trial, Refusal):
         return trial
-    sources, numbers = emit_kernels(planned, list(scheduled.kernels))
+    sources, numbers = emit_kernels(planned, list(scheduled.kernels), name == next(iter(planned.names)))
     return _Version(choice.adjustment, tuple(sources[numbers[k]] for k in scheduled.kernels), trial)
 
 

@@ -72,3 +72,12 @@ def test_rows_and_columns_are_compared_each_on_its_side() -> None:
     axes = [set(re.findall(r"\btc\d+[rc]\b", side)) for side in (left, right)]
     assert [len(a) for a in axes] == [1, 1], compared
     assert "tl.int64" not in compared
+
+
+def test_kernels_after_the_first_wait_by_themselves() -> None:
+    """Waiting lets a launch begin early; the first kernel of a graph has nothing to gain."""
+    x = torch.zeros(3, 1 << 20, dtype=torch.bfloat16)
+    kernels = onepass.explain(lambda x: x.sum(-1), x, target="sm_90", options={"cache": False}).kernels
+    older = onepass.explain(lambda x: x.sum(-1), x, target="sm_80", options={"cache": False}).kernels
+    assert ["op_wait_for_last_kernel()" in k.source for k in kernels] == [False, True]
+    assert not any("op_wait_for_last_kernel" in k.source for k in older)

@@ -32,7 +32,7 @@ def run_recorded(
 ) -> list[CompileRecord]:
     """The records of every graph of `function(*args, **kwargs)`, forward and backward."""
     original = uncompiled(function)
-    own_args, own_kwargs = _copied((args, kwargs))  # fake tensors have nothing to copy and stay
+    own_args, own_kwargs = _copied((args, kwargs))
     with _preserved(original), recorder() as records:
         if any(isinstance(t, FakeTensor) for t in _tensors_of((args, kwargs))):
             result = _on_fake_tensors(original, backend, (args, kwargs))
@@ -87,6 +87,8 @@ def _copied(tree: Any) -> Any:
     memo: dict[int, Any] = {}
 
     def copy_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, FakeTensor):
+            return leaf  # there is no memory; torch's own copy of it, made twice, ended in a corrupted heap
         if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
             detached = leaf.detach()
             # Whatever also refers to this tensor must meet the same copy.
