@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from .autograd.exact import needs_exact
 from .errors import KernelBuildError
 from .explain.debug import build_progress, report_stage
+from .explain.planning import is_planning
 from .ir.choice import AS_RULED, FIRST, Choice
 from .ir.host_json import MalformedProgram
 from .ir.options import Options
@@ -163,7 +164,7 @@ def _build(entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Ca
 
 def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule) -> Compiled:
     """The graph as it runs. What does not fit the chip must not come here: its driver refuses to load it."""
-    if not _can_run(record.target, graph):
+    if is_planning() or not _can_run(record.target, graph):
         return Compiled(_as_traced(graph), record)
     return Compiled(Executable(entry.host, list(kernels)).call, record)
 

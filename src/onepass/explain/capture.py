@@ -13,13 +13,14 @@ import inspect
 import random
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..ir.record import CompileRecord
+from .planning import planning
 from .torch_private import FakeTensor
 
 
@@ -33,8 +34,9 @@ def run_recorded(
     """The records of every graph of `function(*args, **kwargs)`, forward and backward."""
     original = uncompiled(function)
     own_args, own_kwargs = _copied((args, kwargs))
-    with _preserved(original), recorder() as records:
-        if any(isinstance(t, FakeTensor) for t in _tensors_of((args, kwargs))):
+    fake = any(isinstance(t, FakeTensor) for t in _tensors_of((args, kwargs)))
+    with planning() if fake else nullcontext(), _preserved(original), recorder() as records:
+        if fake:
             result = _on_fake_tensors(original, backend, (args, kwargs))
         else:
             result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
@@ -88,7 +90,7 @@ def _copied(tree: Any) -> Any:
 
     def copy_leaf(leaf: Any) -> Any:
         if isinstance(leaf, FakeTensor):
-            return leaf  # there is no memory; torch's own copy of it, made twice, ended in a corrupted heap
+            return leaf  # it has no memory
         if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
             detached = leaf.detach()
             # Whatever also refers to this tensor must meet the same copy.
