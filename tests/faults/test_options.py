@@ -35,7 +35,7 @@ def test_bad_value() -> None:
 
 
 def test_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Options.make().tune == "off" and Options.make({"tune": "max"}).tune == "max"
+    assert Options.make().tune == "quick" and Options.make({"tune": "max"}).tune == "max"
     assert "'off'" in (text := failed(tune="plenty")) and "'quick'" in text and "'max'" in text
     assert len({Options.make({"tune": t}).code_key() for t in ("off", "quick", "max")}) == 3
     monkeypatch.setenv("ONEPASS_TUNE", "off")
