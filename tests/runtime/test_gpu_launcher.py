@@ -72,8 +72,9 @@ class Driver:
 class Early(Driver):
     """A driver that launches with attributes."""
 
-    def __init__(self) -> None:
+    def __init__(self, knows: bool = True) -> None:
         super().__init__()
+        self.knows = knows
         self.asked: list[tuple[list[int], int, int, list[int]]] = []
         self.overlap = OVERLAP(self._overlap)
 
@@ -81,7 +82,7 @@ class Early(Driver):
         launch = config.contents
         attributes = [(launch.attributes[k].id, launch.attributes[k].flag) for k in range(launch.count)]
         self.asked.append(([*launch.grid, *launch.block], launch.shared, launch.stream, attributes))
-        return self._launch(function, launch.grid[0], arguments, None)
+        return self._launch(function, launch.grid[0], arguments, None) if self.knows else 1
 
 
 def launcher(driver: Driver, general: int | None) -> Any:
@@ -121,4 +122,11 @@ def test_a_kernel_that_waits_by_itself_may_be_started_early() -> None:
     driver = Early()
     assert launcher(driver, None)(1600, 3200, 5, 8, 4096) == 0
     assert driver.asked == [([8, 1, 1, 128, 1, 1], 0, 4096, [(6, 1)])]
+    assert driver.launched == [(ALIGNED, 8, [1600, 3200, 5, 77, 100, 64, 64, 1])]
+
+
+def test_a_driver_that_cannot_start_early_starts_as_always() -> None:
+    driver = Early(knows=False)
+    assert launcher(driver, None)(1600, 3200, 5, 8, 0) == 0
+    assert len(driver.asked) == 1
     assert driver.launched == [(ALIGNED, 8, [1600, 3200, 5, 77, 100, 64, 64, 1])]

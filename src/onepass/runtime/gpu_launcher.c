@@ -107,7 +107,7 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
     const launch_t launch = {
         {(unsigned)programs, 1, 1}, {kernel->threads, 1, 1}, shared, stream, &early, 1,
     };
-    return kernel->overlap(&launch, function, arguments, 0);
+    if (!kernel->overlap(&launch, function, arguments, 0)) return 0; /* older drivers may not know the attribute */
   }
   return kernel->launch(function, (unsigned)programs, 1, 1, kernel->threads, 1, 1, shared, stream, arguments, 0);
 }
