@@ -67,3 +67,40 @@ def test_loads_come_before_random_numbers() -> None:
     draw = next(n for n, line in enumerate(lines) if "op_random4(" in line and "import" not in line)
     loads = [n for n, line in enumerate(lines) if "tl.load" in line]
     assert len(loads) >= 2 and max(loads) < draw
+
+
+def test_rows_across_lines_of_memory_are_taken_many_at_once() -> None:
+    """Swept twice and too long to hold: one row a program would read two bytes of every line."""
+    make = lambda: [torch.empty(4097, 65520, dtype=torch.float16).t(), torch.empty(4097, dtype=torch.float16)]  # noqa: E731
+    (kernel,) = kernels(norm, make)
+    assert "c0[65520]: grid x tile 64; c1[4097]: swept by 64" in kernel.schedule
+    few = lambda: [torch.empty(4097, 132, dtype=torch.float16).t(), torch.empty(4097, dtype=torch.float16)]  # noqa: E731
+    assert all("c0[132]: grid;" in k.schedule or "swept" not in k.schedule for k in kernels(norm, few))
+
+
+def test_the_last_tile_of_columns_is_not_mostly_empty() -> None:
+    make = lambda: [torch.empty(50257, 132, dtype=torch.float16).t()]  # noqa: E731
+    partial, _ = kernels(lambda x: x.sum(-1), make)
+    assert "c0[132]: grid x tile 64" in partial.schedule
+
+
+def test_few_rows_leave_their_tiles_to_columns() -> None:
+    def function(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * row)
+
+    make = lambda: [torch.empty(3, 262148)[:, 1:262145], torch.empty(262144)]  # noqa: E731
+    (kernel,) = kernels(function, make)
+    assert "c1[262144]: grid x tile 1024" in kernel.schedule
+
+
+def test_long_rows_that_nearly_fit_the_cache_have_a_processor_each() -> None:
+    first, *_ = kernels(norm, trained(5341, 50257), "backward")
+    assert first.schedule.endswith("32 warps") and "c0[5341]: grid;" in first.schedule
+
+
+def test_long_rows_that_few_programs_would_read_twice_are_shared_out() -> None:
+    """The reductions come first; what is computed from them, and the sums over rows, are one more pass."""
+    first, second = kernels(norm, trained(132, 262144), "backward")
+    assert "c0[132]: grid; c1[262144]: swept" in first.schedule
+    assert "c0[132]: swept by 16; c1[262144]: grid x tile 128" in second.schedule
+    assert len(kernels(norm, trained(1320, 262144), "forward")) == 1
