@@ -67,17 +67,26 @@ def uncast(e: Expr) -> Expr:
     return e
 
 
+def largest_first(nest: Nest) -> Nest | Refusal:
+    """The nest with the store first whose classes all others have a part of."""
+    largest = max(nest.stores, key=lambda s: len(s.domain))
+    others = [s for s in nest.stores if s is not largest]
+    if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
+        return Refusal("its results have different shapes")
+    return replace(nest, stores=(largest, *others))
+
+
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
     nest = join_digits(collapse(unify(list(stores))))
     if all(operands(r) is None for r in reductions(s.value for s in nest.stores)):
         nest = with_row(nest)
     nest = in_shared_base(replace(nest, stores=tuple(replace(s, value=prepared(s.value)) for s in nest.stores)))
-    largest = max(nest.stores, key=lambda s: len(s.domain))
-    others = [s for s in nest.stores if s is not largest]
-    if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
-        return Refusal("its results have different shapes")
-    nest = replace(nest, stores=(largest, *others))
+    ordered = largest_first(nest)
+    if isinstance(ordered, Refusal):
+        return ordered
+    nest = ordered
+    largest = nest.stores[0]
     found = reductions(s.value for s in nest.stores)
     tops = [r for r in found if r.axes <= largest.domain]
     products = [(r, sides) for r in tops if (sides := operands(r)) is not None]

@@ -17,7 +17,7 @@ from ..ir.plan import Store
 from ..ir.poly import Axis
 from .access import estimate
 from .collapse import collapse
-from .contraction import Contraction, contract, in_shared_base, operands, prepared, varying
+from .contraction import Contraction, contract, in_shared_base, largest_first, operands, prepared, varying
 from .factor import same_number
 from .inline import reductions
 from .nest import Nest, NestStore, Refusal, direct_reductions
@@ -62,11 +62,10 @@ def contract_rows(stores: Iterable[Store]) -> RowContraction | Refusal:
     nest = collapse(unify(list(stores)))
     stored = tuple(replace(s, value=_prepared(s.value)) for s in nest.stores)
     nest = in_shared_base(replace(nest, stores=stored))
-    largest = max(nest.stores, key=lambda s: len(s.domain))
-    others = [s for s in nest.stores if s is not largest]
-    if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):
-        return Refusal("its results have different shapes")
-    nest = replace(nest, stores=(largest, *others))
+    ordered = largest_first(nest)
+    if isinstance(ordered, Refusal):
+        return ordered
+    nest = ordered
     found = reductions(s.value for s in nest.stores)
     products = [r for r in found if operands(r) is not None]
     inner = tuple(dict.fromkeys(nest.bound[a] for r in products for a in r.over))

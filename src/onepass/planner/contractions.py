@@ -14,6 +14,7 @@ from ..analysis.access import RANDOM_COST, flat_offset, load_bytes, numel, stora
 from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract, operands, uncast
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
+from ..analysis.row_rates import UNROUNDED
 from ..analysis.single_row import ROW
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
@@ -29,14 +30,13 @@ from .groups import things
 from .regions import Effort, Region, Regions, tiles_of
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
-# another matrix of the result's size in the epilogue (seen on one H200: no load of it runs ahead).
+# another matrix of the result's size in the epilogue (seen on one H200: 0.2 to 0.6).
 LIBRARY, NESTED, ALONE, FEW, COMPUTED, JOINED = 1.0, 0.75, 0.95, 0.8, 0.65, 0.3
 ONE_ROW = 0.9  # of the bandwidth, where tiles of rows are mostly empty (seen on one H200)
 UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kernel (16 rows gained, 128 lost)
 # Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
 CHEAP_COST, PLACE_COST = 4.0, 24.0
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
-UNROUNDED = 0.4  # of the library's rate on float32 operands that no matrix unit takes
 MOST_MEMBERS = 48
 CASTS = ("cast", "narrow", "widen")
 
