@@ -92,6 +92,10 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(x @ gate) * (x @ up)
 
 
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return F.linear(x, weight.to(x.dtype) * scale[:, None])
+
+
 def int8_weights(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return x @ (weight.to(x.dtype) * scale)
 
@@ -301,6 +305,11 @@ def _one_matmul(weights: slice) -> Callable[[Arguments], Callable[..., Any]]:
     return make
 
 
+def _int8_linear_wide(arguments: Arguments) -> Callable[..., Any]:
+    weight = arguments[1].to(BF16) * arguments[2][:, None]
+    return lambda x, *rest: F.linear(x, weight)
+
+
 def _int8_weights_wide(arguments: Arguments) -> Callable[..., Any]:
     weight = arguments[1].to(BF16) * arguments[2]
     return lambda x, *rest: x @ weight
@@ -349,7 +358,11 @@ CONTRACTIONS: tuple[Workload, ...] = (
         libraries=bare(lambda arguments: lambda x, gate, up: (x @ gate, x @ up)),
     ),
     Workload(
-        "int8 weights, 16x8192x8192", int8_weights, _int8_weights, _products(slice(1, 2)), sample=WHOLE,
+        "int8 linear, 16x8192x8192", int8_linear, _int8_weights, _products(slice(1, 2)), sample=WHOLE,
+        libraries=bare(_int8_linear_wide),
+    ),
+    Workload(
+        "int8 weights inputs first, 16x8192x8192", int8_weights, _int8_weights, _products(slice(1, 2)), sample=WHOLE,
         libraries=bare(_int8_weights_wide),
     ),
     Workload(

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import onepass
 from onepass.backend import record_compilations
 from onepass.planner import contractions
+from onepass.schedule import contraction_split as split
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
 from tests.contractions.spellings import heads, scores
 from tests.contractions.test_builds import TARGETS
@@ -118,6 +119,17 @@ def test_dynamic_keys() -> None:
                 torch._dynamo.mark_dynamic(t, 2)
             judge(lambda *_, own=(q, k, v): run(*own), plain, q, k, v)
     assert [len(r.externs) for r in records] == [0]
+
+
+@pytest.mark.parametrize("size", [16, 128])
+def test_many_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """More states than the second kernel holds at once: it sweeps them, the maximum first."""
+    monkeypatch.setattr(split, "LEAST_STEPS", 1)
+    monkeypatch.setattr(split, "PROGRAMS", 1000)
+    with record_compilations() as records:
+        judge(interpreted(plain), plain, *heads(1, 2, 1, size, keys=64 * 300)())
+    first, last = records[0].kernels
+    assert "in 300 chunks" in first.schedule and "chunk.c[300]: swept" in last.schedule
 
 
 def test_a_bare_row_stays_with_the_library() -> None:
