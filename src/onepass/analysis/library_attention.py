@@ -202,7 +202,8 @@ def _scale(value: Expr, scores: Expr, values: Expr, masks: _Masks) -> float | Re
         seen = [not masks.found or k == 0 or draw.random() < 0.5 for k in range(KEYS)]
         weights = [math.exp(scale * x) if one else 0.0 for x, one in zip(s, seen, strict=True)]
         expected = sum(w * x for w, x in zip(weights, v, strict=True)) / sum(weights)
-        if not math.isclose(result([x + far for x in s], v, seen), expected, rel_tol=1e-6, abs_tol=1e-6):
+        shifted = [x + far + (0.0 if one else FAR / scale) for x, one in zip(s, seen, strict=True)]  # what is not seen
+        if not math.isclose(result(shifted, v, seen), expected, rel_tol=1e-6, abs_tol=1e-6):
             return Refusal("it is no softmax of scores")
     return scale
 

@@ -140,10 +140,9 @@ class Chooser:
     def _offer(self, regions: list[tuple[Define, ...]], first: str, last: str) -> Offer | None:
         """The library's attention in the place of a region, if it is nothing else."""
         found = offered(self, regions)
-        if isinstance(found, Offer):
-            return found
-        self.decisions.append(Decision(first, last, "library", False, found.reason))
-        return None
+        if isinstance(found, Refusal):
+            self.decisions.append(Decision(first, last, "library", False, found.reason))
+        return found if isinstance(found, Offer) else None
 
     def _between(self, last: Define, chosen: list[Define] | None) -> Iterable[Define]:
         """The products that this one is made of; with some of them chosen, those and all that depends on them."""

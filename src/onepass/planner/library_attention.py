@@ -70,12 +70,17 @@ class Offer:
         return {v.buffer for v in (self.call.query, self.call.key, self.call.value)}
 
 
-def offered(prices: Prices, regions: Sequence[tuple[Define, ...]]) -> Offer | Refusal:
-    """The library's call for the largest of some regions, each within the one before, that is attention alone."""
-    refusal = Refusal("there is no such region")
+def offered(prices: Prices, regions: Sequence[tuple[Define, ...]]) -> Offer | Refusal | None:
+    """The library's call for the largest of some regions, each within the one before, that is attention alone.
+
+    None: none of them could be a kernel, either.
+    """
+    refusal: Refusal | None = None
     for members in regions:
         found = prices.contracted(members, prices.again(members))
-        call = found if isinstance(found, Refusal) else find_attention(found)
+        if isinstance(found, Refusal):
+            continue
+        call = find_attention(found)
         if isinstance(call, Refusal):
             refusal = call
             if refusal.reason == OTHER_SCORES:
