@@ -127,9 +127,9 @@ def _number(e: Expr, known: dict[Expr, float], others: dict[Expr, float], draw: 
             continue
         if isinstance(node, Const):
             memo[node] = float(node.value)
-        elif isinstance(node, Pointwise) and node.op in _ARITHMETIC:
+        elif isinstance(node, Pointwise) and node.op in ARITHMETIC:
             try:
-                memo[node] = _ARITHMETIC[node.op](*(memo[a] for a in node.args))
+                memo[node] = ARITHMETIC[node.op](*(memo[a] for a in node.args))
             except (OverflowError, ValueError, ZeroDivisionError):
                 memo[node] = math.nan
         else:
@@ -139,7 +139,7 @@ def _number(e: Expr, known: dict[Expr, float], others: dict[Expr, float], draw: 
     return memo[e]
 
 
-_ARITHMETIC: dict[str, Callable[..., float]] = {
+ARITHMETIC: dict[str, Callable[..., float]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,

@@ -10,11 +10,12 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 _ALLOWED: tuple[tuple[Any, str], ...] = (
     (operator, "getitem add sub mul truediv floordiv mod pow neg pos abs"),
@@ -30,6 +31,27 @@ def graph_constant(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    causal: bool,
+    grouped: bool,
+    place: Sequence[int],
+    shape: Sequence[int],
+    strides: Sequence[int],
+) -> torch.Tensor:
+    """The library's attention as a tensor of that shape and strides, where its own dimensions have strides `place`."""
+    query, key, value = (x if x.data_ptr() % 16 == 0 else x.clone() for x in (query, key, value))
+    found = scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=grouped)
+    if all(n == 1 or a == b for n, a, b in zip(found.shape, found.stride(), place, strict=True)):
+        return found.as_strided(shape, strides)
+    result = torch.empty_strided(shape, strides, dtype=found.dtype, device=found.device)
+    result.as_strided(found.shape, place).copy_(found)
+    return result
+
+
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, Callable[..., Any]]:
     listed = {
@@ -38,7 +60,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         for name in names.split()
         if hasattr(module, name)
     }
-    return {**listed, "onepass.graph_constant": graph_constant}
+    return {**listed, "onepass.graph_constant": graph_constant, "onepass.attention": attention}
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ class Decision:
 
     producer: str
     consumer: str
-    kind: str  # "vertical" | "sibling" | "recompute" | "in-place" | "chain" | "product" | "beside"
+    kind: str  # "vertical" | "sibling" | "recompute" | "in-place" | "chain" | "library" | "product" | "beside"
     accepted: bool
     reason: str
     saved_us: float = 0.0

@@ -22,11 +22,12 @@ from ..ir.ops import OPS
 from ..ir.options import Options
 from ..ir.plan import Decision, Store
 from ..ir.poly import Poly, Quotient, Remainder
-from ..ir.program import Buffer, Define, Extern, Program, Update
+from ..ir.program import Buffer, Define, Extern, Program, Statement, Update
 from ..ir.target import Target
 from .beside import join_beside
 from .contraction_rows import try_rows
 from .groups import things
+from .library_attention import CLOSE, Offer, offered
 from .regions import Effort, Region, Regions, tiles_of
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
@@ -45,7 +46,7 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
     """Decide on every matrix product of a program."""
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = Chooser(program, target)
+    chooser = Chooser(program, target, options.precision == "fused")
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -54,17 +55,19 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
         chooser.try_alone(extern)
     join_beside(chooser, program)
     chosen = {d for r in chooser.regions for d in r.members}
-    statements = tuple(
-        s.contraction if isinstance(s, Extern) and s.contraction in chosen else s for s in program.statements
-    )
+    statements = tuple(s for found in program.statements for s in chooser.instead(found, chosen))
     return Regions(replace(program, statements=statements), tuple(chooser.regions), tuple(chooser.decisions))
 
 
 class Chooser:
     """One pass over a program's products."""
 
-    def __init__(self, program: Program, target: Target) -> None:
+    def __init__(self, program: Program, target: Target, calls: bool = True) -> None:
+        """`calls`: attention may be the library's, which rounds where it likes."""
         self.target = target
+        self.offers = calls and target.attention is not None
+        self.calls: dict[Define, Extern] = {}  # what a call of the library's attention computes
+        self.nests: dict[tuple[tuple[Define, ...], ...], Contraction | Refusal] = {}
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
         self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
@@ -93,6 +96,14 @@ class Chooser:
         self.taken: set[Define] = set()
         self.regions: list[Region] = []
 
+    def instead(self, statement: Statement, chosen: set[Define]) -> Iterable[Statement]:
+        """What becomes of a statement: a definition inside a kernel, a call that stands for many, or itself."""
+        define = statement.contraction if isinstance(statement, Extern) else statement
+        if not isinstance(define, Define) or define not in self.calls:
+            return [define if isinstance(define, Define) and define in chosen else statement]
+        call = self.calls[define]
+        return [call] if define.buffer is call.result else []
+
     def _takes(self, extern: Extern) -> bool:
         """Whether an extern is a product of matrices that the chip's matrix units take."""
         if extern.contraction is None:
@@ -118,11 +129,20 @@ class Chooser:
         found = [d for d in self._between(last, None) if _is_short(d)]  # longer ones could not be computed again
         # All at once; where that is no kernel, what depends on one of them, the others read from memory.
         for firsts in [found, *([first] for first in found if len(found) > 1)]:
-            core = {last, *self._between(last, firsts)} if firsts else set()
-            for tail in self._tails(last) if core else ():
-                members = self._grown(core, tail, last)
-                if members and self._consider(members, firsts[0].origin.node, last.origin.node, "chain"):
-                    return
+            if not firsts:
+                continue
+            core, names = {last, *self._between(last, firsts)}, (firsts[0].origin.node, last.origin.node)
+            regions = [members for tail in self._tails(last) if (members := self._grown(core, tail, last))]
+            offer = self._offer(regions, *names) if self.offers and regions else None
+            if any(self._consider(members, *names, "chain", offer) for members in regions):
+                return
+
+    def _offer(self, regions: list[tuple[Define, ...]], first: str, last: str) -> Offer | None:
+        """The library's attention in the place of a region, if it is nothing else."""
+        found = offered(self, regions)
+        if isinstance(found, Refusal):
+            self.decisions.append(Decision(first, last, "library", False, found.reason))
+        return found if isinstance(found, Offer) else None
 
     def _between(self, last: Define, chosen: list[Define] | None) -> Iterable[Define]:
         """The products that this one is made of; with some of them chosen, those and all that depends on them."""
@@ -233,22 +253,53 @@ class Chooser:
 
     # --- the answer ---
 
-    def _consider(self, members: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
-        """One kernel of the members, with what they read computed again; else with less of it."""
+    def _consider(
+        self, members: tuple[Define, ...], first: str, last: str, kind: str, offer: Offer | None = None
+    ) -> bool:
+        """One kernel of the members, with what they read computed again; else with less of it; or the library's."""
         cheap = self.again(members)
         placed = tuple(d for d in cheap if not self.memory(d))
         choices = dict.fromkeys((cheap, placed))
-        return any(self._try(members, again, first, last, kind) for again in choices)
+        return any(self._try(members, again, first, last, kind, offer) for again in choices)
 
-    def _try(self, members: tuple[Define, ...], again: tuple[Define, ...], first: str, last: str, kind: str) -> bool:
+    def _try(
+        self,
+        members: tuple[Define, ...],
+        again: tuple[Define, ...],
+        first: str,
+        last: str,
+        kind: str,
+        offer: Offer | None,
+    ) -> bool:
         found = self.contracted(members, again)
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
         together, apart = self.together(found), self.apart(members, again) - self._done_anyway(members, kind)
         accepted = together < apart
+        if accepted and offer is not None:
+            own = max(offer.own_us, self.effort(found).moved / self.target.memory_bytes_per_us)
+            if self._call(offer, members, own, apart, first, last):
+                return True
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
         return self.answer(members, again, Decision(first, last, kind, accepted, reason, apart - together))
+
+    def _call(self, offer: Offer, members: tuple[Define, ...], own: float, apart: float, first: str, last: str) -> bool:
+        """The library's attention in the place of a kernel, where it is faster by more than a little."""
+        library = offer.with_rest(members, self.target)
+        reason = (
+            f"predicted {library:.1f} us by the library's attention, {own:.1f} us in one kernel, "
+            f"{apart:.1f} us by the library's products and kernels around them"
+        )
+        accepted = library < CLOSE * own
+        moved = 2 * sum(storage_bytes(d.buffer) for d in offer.members if d is not offer.result) if accepted else 0
+        self.decisions.append(Decision(first, last, "library", accepted, reason, own - library, moved))
+        if accepted:
+            self.taken.update(offer.members)
+            self.elsewhere |= offer.reads
+            self.calls |= dict.fromkeys(offer.members, offer.extern(reason))
+            self.products = [s for s in self.products if s.contraction not in self.calls]
+        return accepted
 
     def answer(self, members: tuple[Define, ...], again: tuple[Define, ...], decision: Decision) -> bool:
         """Keep a decision on a region; one that is accepted is a kernel."""
@@ -262,9 +313,12 @@ class Chooser:
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
         """A region as one nest of products."""
-        stored = self.stored(members)
-        inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
-        return contract([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+        if (members, again) not in self.nests:
+            stored = self.stored(members)
+            inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
+            values = [Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored]
+            self.nests[members, again] = contract(values)
+        return self.nests[members, again]
 
     def _done_anyway(self, members: tuple[Define, ...], kind: str) -> float:
         """Of the time without a kernel of the product: what the kernel that reads its end does in passing."""

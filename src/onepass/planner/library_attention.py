@@ -1,0 +1,113 @@
+"""Attention by the library: what it would take in the place of a kernel, and the call.
+
+Only a region that is attention and nothing else has an offer (`analysis/library_attention.py`); point-wise work on its
+result is then one kernel more. What is close to equal stays a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..analysis.access import storage_bytes
+from ..analysis.contraction import Contraction
+from ..analysis.inline import loaded
+from ..analysis.library_attention import OTHER_SCORES, Attention, find_attention
+from ..analysis.nest import Refusal
+from ..ir.callables import attention
+from ..ir.plan import Decision
+from ..ir.program import Buffer, Define, Extern, Origin
+from ..ir.target import Target
+
+CLOSE = 0.95  # of a kernel's time: the library must be below
+CALL_US = 10.0  # until torch has chosen an implementation; not measured
+LEAST_POSITIONS, LEAST_ROUNDS, TILE = 1024, 4, 128  # below, rates are others; tiles for every processor
+NARROW = 64
+
+
+class Prices(Protocol):
+    """What the first tier knows of regions."""
+
+    target: Target
+    decisions: list[Decision]
+
+    def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal: ...
+
+    def again(self, members: tuple[Define, ...]) -> tuple[Define, ...]: ...
+
+    def stored(self, members: tuple[Define, ...]) -> list[Define]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A region as the library's attention. Times are those of the call alone, and of a kernel's products."""
+
+    members: tuple[Define, ...]
+    result: Define
+    call: Attention
+    time_us: float
+    own_us: float
+
+    def with_rest(self, members: Sequence[Define], target: Target) -> float:
+        """The time with what a larger region computes beyond it."""
+        rest = [d for d in members if d not in self.members]
+        if not rest:
+            return self.time_us
+        made = {d.buffer for d in rest}
+        moved = {b for d in rest for b in loaded(d.value)} - made | {rest[-1].buffer}
+        return self.time_us + target.launch_us + sum(map(storage_bytes, moved)) / target.memory_bytes_per_us
+
+    def extern(self, reason: str) -> Extern:
+        """The call in the program."""
+        a, made = self.call, self.result
+        numbers = (a.scale, a.causal, a.grouped, a.place, made.buffer.shape, made.buffer.strides)
+        origin = Origin(made.origin.node, "aten.scaled_dot_product_attention.default", made.origin.line)
+        return Extern(made.buffer, attention, (a.query, a.key, a.value, *numbers), {}, origin, reason)
+
+    @property
+    def reads(self) -> set[Buffer]:
+        return {v.buffer for v in (self.call.query, self.call.key, self.call.value)}
+
+
+def offered(prices: Prices, regions: Sequence[tuple[Define, ...]]) -> Offer | Refusal | None:
+    """The library's call for the largest of some regions, each within the one before, that is attention alone.
+
+    None: none of them could be a kernel, either.
+    """
+    refusal: Refusal | None = None
+    for members in regions:
+        found = prices.contracted(members, prices.again(members))
+        if isinstance(found, Refusal):
+            continue
+        call = find_attention(found)
+        if isinstance(call, Refusal):
+            refusal = call
+            if refusal.reason == OTHER_SCORES:
+                break
+            continue
+        if (short := _too_small(call, prices.target)) is not None:
+            return Refusal(short)
+        (result,) = prices.stored(members)
+        return Offer(members, result, call, *_times(call, storage_bytes(result.buffer), prices.target))
+    return refusal
+
+
+def _too_small(call: Attention, target: Target) -> str | None:
+    """Why nothing is known of the library's time."""
+    batches, heads, rows, _ = call.sizes
+    if min(rows, call.keys) < LEAST_POSITIONS:
+        return f"{min(rows, call.keys)} positions: the library's rate is known from {LEAST_POSITIONS} on"
+    tiles, least = batches * heads * -(-rows // TILE), LEAST_ROUNDS * target.processors
+    return f"{tiles} tiles of queries: the library's rate is known from {least} on" if tiles < least else None
+
+
+def _times(call: Attention, result_bytes: int, target: Target) -> tuple[float, float]:
+    """Predicted time of the library's call, and of the products in a kernel of ours."""
+    assert target.attention is not None
+    batches, heads, rows, depth = call.sizes
+    products = 2 * batches * heads * rows * call.keys * depth / (2 if call.causal else 1) / target.products_per_us
+    rates = target.attention
+    library, own = (rates.narrow,) * 2 if depth <= NARROW else (r[call.causal] for r in (rates.library, rates.own))
+    copy = 0.0 if call.keeps_layout else target.launch_us + 2 * result_bytes / target.memory_bytes_per_us
+    return products / library + target.launch_us + CALL_US + copy, products / own + target.launch_us
