@@ -25,8 +25,10 @@ from ..ir.poly import Poly, Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Update
 from ..ir.target import Target
 from .beside import join_beside
+from .close_calls import CloseCalls, Judge, Times
 from .contraction_rows import try_rows
 from .groups import things
+from .parts import both_ways
 from .regions import Effort, Region, Regions, tiles_of
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
@@ -41,11 +43,11 @@ MOST_MEMBERS = 48
 CASTS = ("cast", "narrow", "widen")
 
 
-def choose_contractions(program: Program, target: Target, options: Options) -> Regions:
-    """Decide on every matrix product of a program."""
+def choose_contractions(program: Program, target: Target, options: Options, judge: Judge | None = None) -> Regions:
+    """Decide on every matrix product of a program. `judge`: measures close calls."""
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = Chooser(program, target)
+    chooser = Chooser(program, target, judge)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -63,8 +65,8 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
 class Chooser:
     """One pass over a program's products."""
 
-    def __init__(self, program: Program, target: Target) -> None:
-        self.target = target
+    def __init__(self, program: Program, target: Target, judge: Judge | None = None) -> None:
+        self.program, self.target, self.close_calls = program, target, CloseCalls(judge)
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
         self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
@@ -245,10 +247,23 @@ class Chooser:
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
-        together, apart = self.together(found), self.apart(members, again) - self._done_anyway(members, kind)
+        spared = self._done_anyway(members, kind)
+        together, apart = self.together(found), self.apart(members, again) - spared
         accepted = together < apart
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
-        return self.answer(members, again, Decision(first, last, kind, accepted, reason, apart - together))
+        decision = Decision(first, last, kind, accepted, reason, apart - together)
+        decision = self.settle(decision, Times(together, apart, spared), Region(members, again))
+        return self.answer(members, again, decision)
+
+    def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...] = ()) -> Decision:
+        """The decision on a region as measuring has it, if it is close. `apart`: the kernels without this region."""
+
+        def question() -> tuple[Regions, Regions]:
+            wanted = [d.buffer for d in self.stored(region.members)]
+            given = {*self.stored((*region.members, *region.again))} & {*region.again}
+            return both_ways(self.program, region, apart, wanted, given)
+
+        return self.close_calls.settle(decision, times, question)
 
     def answer(self, members: tuple[Define, ...], again: tuple[Define, ...], decision: Decision) -> bool:
         """Keep a decision on a region; one that is accepted is a kernel."""
