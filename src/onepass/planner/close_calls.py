@@ -14,8 +14,8 @@ from ..ir.plan import Decision
 from .cost import SMALLEST_US
 from .regions import Regions
 
-# Predicted times that differ by less than this factor are a close call. Errors of 1.1 to 2.2 were seen on one H200,
-# where predictions were within 1.4 of each other.
+# Predicted times that differ by less than this factor are a close call. On one H200 the predicted winner was seen to
+# take 1.1 to 2.2 times as long as the other way; a question costs a second of building, so the range ends before that.
 CLOSE = 1.75
 MOST_LOST = 2  # regions around one product that are measured in vain; the others are not asked for
 
