@@ -51,6 +51,7 @@ class Judge:
 
     def __init__(self, graph: GraphModule, options: Options, workshop: Workshop) -> None:
         self.graph, self.options, self.workshop = graph, options, workshop
+        self._made_by = f"{environment_key()} {workshop.builder.fingerprint()} {needs_exact(graph)}"
         self._answers: dict[str, Verdict] = {}
         self._end: float | None = None
 
@@ -123,9 +124,7 @@ class Judge:
 
     def _key(self, target: Target, together: Regions, apart: Regions) -> str:
         """What decides on times: both programs and their kernels, the chip, and all that builds them."""
-        workshop = self.workshop
-        made_by = f"{environment_key()} {workshop.builder.fingerprint()} {needs_exact(self.graph)}"
-        parts = [made_by, workshop.stopwatch.chip, str(target)]
+        parts = [self._made_by, self.workshop.stopwatch.chip, str(target)]
         for regions in (together, apart):
             place = {s: n for n, s in enumerate(regions.program.statements)}
             parts += [f"{[place[d] for d in (*r.members, *r.again)]} {r.beside}" for r in regions.regions]

@@ -28,7 +28,7 @@ from .beside import join_beside
 from .close_calls import CloseCalls, Judge, Times
 from .contraction_rows import try_rows
 from .groups import things
-from .parts import both_ways
+from .parts import Parts
 from .regions import Effort, Region, Regions, tiles_of
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
@@ -66,7 +66,7 @@ class Chooser:
     """One pass over a program's products."""
 
     def __init__(self, program: Program, target: Target, judge: Judge | None = None) -> None:
-        self.program, self.target, self.close_calls = program, target, CloseCalls(judge)
+        self.target, self.close_calls, self.parts = target, CloseCalls(judge), Parts(program)
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
         self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
@@ -261,7 +261,7 @@ class Chooser:
         def question() -> tuple[Regions, Regions]:
             wanted = [d.buffer for d in self.stored(region.members)]
             given = {*self.stored((*region.members, *region.again))} & {*region.again}
-            return both_ways(self.program, region, apart, wanted, given)
+            return self.parts.both_ways(region, apart, wanted, given)
 
         return self.close_calls.settle(decision, times, question)
 
