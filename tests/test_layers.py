@@ -1,4 +1,7 @@
-"""The import rule: ir < analysis < stages < explain < pipeline < tuning < compilation < backend; stages stay apart."""
+"""The import rule: ir < analysis < stages < explain < pipeline < tuning < judging < compilation < backend.
+
+Stages stay apart.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ RANK = {
     "explain": 4,
     "pipeline": 5,
     "tuning": 6,
-    "compilation": 7,
-    "backend": 8,
+    "judging": 7,
+    "compilation": 8,
+    "backend": 9,
 }
-TOP = 9  # the package itself, the command line, the demo: may import everything
+TOP = 10  # the package itself, the command line, the demo: may import everything
 STAGES_WITH_PRIVATE_TORCH = ("autograd", "explain", "lowering", "runtime")
 PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in STAGES_WITH_PRIVATE_TORCH)}
 

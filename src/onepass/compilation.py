@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
@@ -48,7 +49,8 @@ def compile_graph(
     """Compile one AOTAutograd graph, or take it from the cache. `stopwatch`: in the place of the device's own."""
     builder = builder_for(target)
     cache = default_cache() if options.cache and options.debug < 5 else None  # 5 checks, and stores nothing
-    timer = None if options.tune == "off" else stopwatch or stopwatch_for(target, kernel_device(graph))
+    measures = options.tune != "off" and not is_planning()
+    timer = (stopwatch or stopwatch_for(target, kernel_device(graph))) if measures else None
     extra = f"{options.code_key()} {target} {direction} {needs_exact(graph)} {builder.fingerprint()}"
     key = graph_fingerprint(graph, f"{extra} {timer.chip if timer else ''}")
     constants = graph_constants(graph)
@@ -84,11 +86,19 @@ def _compile(
     timer: Stopwatch | None,
 ) -> tuple[GraphEntry, Wrapper | None, Compiled]:
     """Plan, schedule and build; what spills is scheduled or planned again, what is slow may be adjusted."""
-    from .pipeline import compile_entry, plan_graph  # here, because a hit does without
+    from .judging import Judge  # here, because a hit does without
+    from .pipeline import PlannedGraph, compile_entry, plan_graph
+    from .tuning import Workshop, tune_groups
+
+    workshop = Workshop(builder, cache, timer) if timer is not None else None
+    judge = Judge(graph, options, workshop) if workshop is not None else None
+
+    def plan(target: Target) -> PlannedGraph:
+        return plan_graph(graph, target, options, record, None if judge is None else partial(judge, target))
 
     choices: dict[str, Choice] = {}
     notes: list[DecisionRecord] = []
-    planned = plan_graph(graph, target, options, record)
+    planned = plan(target)
     while True:
         entry, wrapper = compile_entry(planned, record, choices)
         try:
@@ -100,7 +110,7 @@ def _compile(
             reason = f"a kernel could not be built: {str(error).splitlines()[0]}"
             notes.append(DecisionRecord("plan", "plan", "product", False, reason, 0.0, 0))
             choices.clear()
-            planned = plan_graph(graph, replace(planned.target, products_per_us=0.0), options, record)
+            planned = plan(replace(planned.target, products_per_us=0.0))
             continue
         spilling = [k for k in record.kernels if k.spilled_bytes > 0 or k.shared_bytes > target.shared_bytes]
         if not spilling or planned.target.members_per_kernel == 1:
@@ -108,12 +118,10 @@ def _compile(
         notes += [_spill_note(k, choices) for k in spilling]
         narrowed = _after_spills(spilling, choices, planned.target)
         if narrowed is not planned.target:
-            planned = plan_graph(graph, narrowed, options, record)
-    if timer is not None and record.kernels:
-        from .tuning import Workshop, tune_groups
-
+            planned = plan(narrowed)
+    if workshop is not None and record.kernels:
         with stage(record, "tune"):
-            outcomes = tune_groups(planned, choices, record, Workshop(builder, cache, timer))
+            outcomes = tune_groups(planned, choices, record, workshop)
         changed = {n: o.adjustment for n, o in outcomes.items() if o.adjustment != AS_RULED}
         if changed:
             choices |= {n: replace(choices.get(n, FIRST), adjustment=a) for n, a in changed.items()}

@@ -30,8 +30,10 @@ from .ir.verify import verify_program
 from .ir.verify_kernel import verify_kernel, verify_plan
 from .lowering.fingerprint import kernel_device, node_names
 from .lowering.graph import lower_graph
+from .planner.close_calls import Judge
 from .planner.contractions import choose_contractions
 from .planner.plan import plan_fusion
+from .planner.regions import Regions
 from .runtime.entries import GraphEntry
 from .schedule.group import schedule_group
 
@@ -52,8 +54,10 @@ class PlannedGraph:
     names: dict[str, Group]
 
 
-def plan_graph(graph: GraphModule, target: Target, options: Options, record: CompileRecord) -> PlannedGraph:
-    """What a graph computes and which operations share a kernel."""
+def plan_graph(
+    graph: GraphModule, target: Target, options: Options, record: CompileRecord, judge: Judge | None = None
+) -> PlannedGraph:
+    """What a graph computes and which operations share a kernel. `judge`: measures what prediction leaves open."""
     with stage(record, "lower"):
         device = "" if target.language == "c" else kernel_device(graph)
         program = lower_graph(
@@ -65,10 +69,15 @@ def plan_graph(graph: GraphModule, target: Target, options: Options, record: Com
         )
         verify_program(program)
     with stage(record, "plan"):
-        regions = choose_contractions(program, target, options)
-        program = regions.program
-        plan = plan_fusion(regions, target, options)
-        verify_plan(program, plan)
+        regions = choose_contractions(program, target, options, judge)
+        return plan_regions(graph, regions, target, options)
+
+
+def plan_regions(graph: GraphModule, regions: Regions, target: Target, options: Options) -> PlannedGraph:
+    """The plan of a program, or of a part of it, whose matrix products are decided on."""
+    program = regions.program
+    plan = plan_fusion(regions, target, options)
+    verify_plan(program, plan)
     groups = [step for step in plan.steps if isinstance(step, Group)]
     names = {f"k{number}_{_stem(group)}": group for number, group in enumerate(groups)}
     return PlannedGraph(graph, target, options, program, plan, names)

@@ -7,7 +7,6 @@ budget is left. Layouts change, programs do not: sums may be added in another or
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +17,11 @@ from .ir.choice import AS_RULED, FIRST, Adjustment, Choice
 from .ir.record import CompileRecord, TrialRecord
 from .ir.source import KernelSource, Trial
 from .pipeline import PlannedGraph, emit_kernels, schedule_named
-from .planner.cost import predict_us
+from .planner.cost import SMALLEST_US, predict_us
 from .runtime.cache import Cache
 from .runtime.kernels import Builder, LoadedKernel, build_each, processors
-from .runtime.stopwatch import Stopwatch
+from .runtime.stopwatch import Stopwatch, alone
 
-SMALLEST_US = 10.0  # predicted; below, launching takes as long as running
 GAIN = 1.02  # a neighbour is taken if it is faster by more than this
 
 
@@ -90,7 +88,6 @@ class _Tried:
 _MOSTLY_LAUNCHING: _Version | Refusal = Refusal("it is mostly launching")
 _Key = tuple[str, str, str, Trial, tuple[str, ...]]
 _decided: dict[_Key, Outcome] = {}  # what this process has found: equal layers of other graphs are not timed again
-_alone = threading.Lock()  # kernels that are timed have the device to themselves, as far as we can see
 
 
 def tune_groups(
@@ -103,7 +100,7 @@ def tune_groups(
     found: dict[_Key, Outcome] = {}
     equal: dict[_Key, list[str]] = {}
     slow: list[tuple[float, _Key, _Tried]] = []
-    with _alone:
+    with alone:
         for name in planned.names:
             predicted_us, floor_us = _expected(planned, name, record)
             version = _MOSTLY_LAUNCHING

@@ -45,19 +45,22 @@ def test_what_is_written_is_read(cache: Cache, tmp_path: Path) -> None:
     assert cache.read_graph(KEY) is None
     assert cache.write_graph(KEY, DATA)
     assert cache.read_graph(KEY) == DATA
+    assert cache.read_times(KEY) is None
+    assert cache.write_times(KEY, [94.5, 43.6]) and cache.read_times(KEY) == (94.5, 43.6)
     built = tmp_path / "k.so"
     built.write_bytes(b"machine code")
     assert cache.kernel(KEY) is None
     stored = cache.add_kernel(KEY, built)
     assert stored is not None and cache.kernel(KEY) == stored
     assert stored.read_bytes().startswith(b"machine code")
-    assert cache.count() == {"graphs": 1, "kernels": 1}
-    assert cache.size() == graph_file(cache).stat().st_size + stored.stat().st_size
+    assert cache.count() == {"graphs": 1, "kernels": 1, "times": 1}
+    files = (graph_file(cache), stored, cache.root / "times" / f"{KEY}.json")
+    assert cache.size() == sum(f.stat().st_size for f in files)
 
 
 def test_it_is_private(cache: Cache) -> None:
     cache.write_graph(KEY, DATA)
-    for folder in (cache.root, cache.root / "graphs", cache.root / "kernels"):
+    for folder in (cache.root, *(cache.root / name for name in ("graphs", "kernels", "times"))):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(graph_file(cache).stat().st_mode) == 0o600
 
@@ -78,13 +81,21 @@ def test_a_damaged_entry_is_removed_not_used(cache: Cache, tmp_path: Path, damag
     built = tmp_path / "k.so"
     built.write_bytes(b"machine code")
     cache.write_graph(KEY, DATA)
+    cache.write_times(KEY, [1.0, 2.0])
     stored = cache.add_kernel(KEY, built)
     assert stored is not None
-    for path in (graph_file(cache), stored):
+    for path in (graph_file(cache), stored, cache.root / "times" / f"{KEY}.json"):
         path.write_bytes(damage(path.read_bytes()))
-    assert cache.read_graph(KEY) is None and cache.kernel(KEY) is None
-    assert cache.count() == {"graphs": 0, "kernels": 0}
+    assert cache.read_graph(KEY) is None and cache.kernel(KEY) is None and cache.read_times(KEY) is None
+    assert cache.count() == {"graphs": 0, "kernels": 0, "times": 0}
     assert cache.write_graph(KEY, DATA) and cache.read_graph(KEY) == DATA
+
+
+@pytest.mark.parametrize("times", [[], [1.0, -1.0], [0.0], [float("nan")], [float("inf")], ["1"], [1]])
+def test_times_are_times(cache: Cache, times: list[Any]) -> None:
+    cache.write_times(KEY, times)
+    assert cache.read_times(KEY) == (() if times == [] else None)
+    assert cache.count()["times"] == (times == [])
 
 
 def test_clear_frees_everything(cache: Cache) -> None:
@@ -100,7 +111,7 @@ def test_leftovers_of_killed_processes_go_by_age(cache: Cache) -> None:
     for path in (old, young):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 10**6,) * 2)
-    assert cache.count() == {"graphs": 0, "kernels": 0}
+    assert cache.count() == {"graphs": 0, "kernels": 0, "times": 0}
     cache.write_graph(KEY, DATA)  # the first write of a process tidies
     assert not old.exists() and young.exists()
     assert cache.read_graph(KEY) == DATA
@@ -179,7 +190,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_write(cache: Cache, monkeypatch: p
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
 def test_a_read_only_folder(cache: Cache) -> None:
     cache.write_graph(KEY, DATA)
-    for folder in ("graphs", "kernels"):
+    for folder in ("graphs", "kernels", "times"):
         (cache.root / folder).chmod(0o500)
     again = Cache(cache.root)
     assert again.read_graph(KEY) == DATA
@@ -190,10 +201,10 @@ def test_a_place_where_no_folder_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = one_warning(lambda: Cache(tmp_path / "file" / "cache"), "cannot be used")
     assert not cache.usable and not cache.write_graph(KEY, DATA) and cache.read_graph(KEY) is None
-    assert (cache.size(), cache.clear(), cache.count()) == (0, 0, {"graphs": 0, "kernels": 0})
+    assert (cache.size(), cache.clear(), cache.count()) == (0, 0, {"graphs": 0, "kernels": 0, "times": 0})
 
 
-@pytest.mark.parametrize("where", ["", "graphs", "kernels"])
+@pytest.mark.parametrize("where", ["", "graphs", "kernels", "times"])
 def test_a_folder_others_can_write_to_is_refused(cache: Cache, where: str) -> None:
     cache.write_graph(KEY, DATA)
     (cache.root / where).chmod(0o777)
@@ -248,7 +259,7 @@ def test_several_processes_write_one_key(cache: Cache) -> None:
         p.join(60)
         assert p.exitcode == 0
     assert failures.empty()
-    assert cache.count() == {"graphs": 1, "kernels": 0} and not list(cache.root.rglob("*.tmp"))
+    assert cache.count() == {"graphs": 1, "kernels": 0, "times": 0} and not list(cache.root.rglob("*.tmp"))
 
 
 def _write_forever(root: str) -> None:

@@ -6,11 +6,13 @@ are computed in another way might then leave its buffers and is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..analysis.access import estimate
 from ..analysis.nest import Refusal
 from ..ir.expr import Const
 from ..ir.kernel import Kernel, Let, LoadElement, Operand, ScheduledGroup, StoreElement, Var, walk
-from ..ir.poly import Poly
+from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer
 from ..ir.source import Allocate, Launch, Trial
 
@@ -21,18 +23,23 @@ _KEEP_ZERO = ("cast", "neg", "abs", "mul", "add", "sub", "bitand", "bitor", "max
 def emit_trial(scheduled: ScheduledGroup) -> Trial | Refusal:
     """What to launch, with the sizes that were seen when the graph was traced."""
     buffers = list(dict.fromkeys(b for k in scheduled.kernels for b in k.parameters))
-    polys = [p for b in buffers for p in (*b.shape, *b.strides)]
-    polys += [s.poly() for k in scheduled.kernels for s in k.symbols]
-    if any(s.hint is None or s.hint <= 1 for p in polys for s in p.symbols()):
+    if not have_examples(buffers, (s for k in scheduled.kernels for s in k.symbols)):
         return Refusal("its sizes are known only at run time")
-    if not all(_stays_inside(k) for k in scheduled.kernels):
+    if not all(stays_inside(k) for k in scheduled.kernels):
         return Refusal("what it reads depends on values")
     names = {b: f"a{n}" for n, b in enumerate(buffers)}
-    stand_ins = tuple(_stand_in(b, names[b]) for b in buffers)
+    stand_ins = tuple(stand_in(b, names[b]) for b in buffers)
     return Trial(stand_ins, tuple(_launch(n, k, names) for n, k in enumerate(scheduled.kernels)))
 
 
-def _stand_in(buffer: Buffer, name: str) -> Allocate:
+def have_examples(buffers: Iterable[Buffer], symbols: Iterable[Symbol] = ()) -> bool:
+    """Whether all sizes were seen when the graph was traced."""
+    polys = [p for b in buffers for p in (*b.shape, *b.strides)] + [s.poly() for s in symbols]
+    return all(s.hint is not None and s.hint > 1 for p in polys for s in p.symbols())
+
+
+def stand_in(buffer: Buffer, name: str) -> Allocate:
+    """A tensor of a buffer's layout."""
     return Allocate(name, _numbers(buffer.shape), _numbers(buffer.strides), buffer.dtype.value, buffer.device)
 
 
@@ -48,7 +55,7 @@ def _numbers(polys: tuple[Poly, ...]) -> tuple[str, ...]:
     return tuple(str(estimate(p)) for p in polys)
 
 
-def _stays_inside(kernel: Kernel) -> bool:
+def stays_inside(kernel: Kernel) -> bool:
     """Whether every index that depends on values, or is checked, is 0 where all integers that are read are."""
     made = {s.var.name: s for s in walk(kernel.body) if isinstance(s, Let | LoadElement)}
     zero: dict[str, bool] = {}

@@ -27,7 +27,7 @@ class Options:
     fuse: bool = _option(True, "False: one kernel per operation", True, (True, False))
     tune: str = _option(
         "quick",
-        "measure other tile sizes on the GPU at hand: off, quick (at most about a second per kernel) or max",
+        "measure tile sizes and close calls on products on the GPU at hand: off, quick (about a second each) or max",
         True,
         ("off", "quick", "max"),
     )

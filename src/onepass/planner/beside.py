@@ -19,6 +19,7 @@ from ..ir.expr import Expr, Load
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define, Extern, HostValue, Program
 from ..ir.target import Target
+from .close_calls import Times
 from .groups import things
 from .regions import Effort, Region, tiles_of
 
@@ -39,6 +40,8 @@ class Prices(Protocol):
     def effort(self, c: Contraction, others: int = 0) -> Effort: ...
 
     def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float: ...
+
+    def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...]) -> Decision: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +211,24 @@ def _decide(sides: list[_Side], prices: Prices) -> bool:
     unit = sum(e.unit_us for e in efforts) * _rounds(tiles, prices.target)
     whole = Effort(unit, sum(e.moved for e in efforts), sum(e.operations for e in efforts))
     together, apart = whole.time_us(prices.target), sum(s.time_us for s in sides)
-    accepted = together < apart
-    reason = f"predicted {together:.1f} us side by side in one launch, {apart:.1f} us in {len(sides)}"
+    ways = "side by side in one launch", f"in {len(sides)}"
+    reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
     regions = [s.region for s in sides]
-    prices.decisions.append(_decision(regions, accepted, reason, apart - together))
-    if accepted:
-        members = tuple(d for r in regions for d in r.members)
-        again = tuple(dict.fromkeys(d for r in regions for d in r.again))
+    joined = _joined(regions)
+    kernels = tuple(r for r in regions if r in prices.regions)
+    decision = _decision(regions, together < apart, reason, apart - together)
+    decision = prices.settle(decision, Times(together, apart, ways=ways), joined, kernels)
+    prices.decisions.append(decision)
+    if decision.accepted:
         prices.regions[:] = [r for r in prices.regions if r not in regions]
-        prices.regions.append(Region(members, again, beside=True))
-        prices.taken.update(members)
-    return accepted
+        prices.regions.append(joined)
+        prices.taken.update(joined.members)
+    return decision.accepted
+
+
+def _joined(regions: list[Region]) -> Region:
+    members = tuple(d for r in regions for d in r.members)
+    return Region(members, tuple(dict.fromkeys(d for r in regions for d in r.again)), beside=True)
 
 
 def _decision(regions: list[Region], accepted: bool, reason: str, saved_us: float = 0.0) -> Decision:

@@ -23,7 +23,9 @@ from ..ir.ops import OPS
 from ..ir.plan import Decision, Store
 from ..ir.program import Buffer, Define, Extern
 from ..ir.target import Target
+from .close_calls import Times
 from .cost import predict_us
+from .regions import Region
 
 if TYPE_CHECKING:
     from .contractions import Chooser
@@ -158,6 +160,7 @@ def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...
     apart = _apart(chooser, members, rate)
     reason = f"predicted {together:.1f} us in one kernel ({why}), {apart:.1f} us by the library and one more"
     decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
+    decision = chooser.settle(decision, Times(together, apart), Region(members, again))
     return chooser.answer(members, again, decision)
 
 

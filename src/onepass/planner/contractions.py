@@ -25,9 +25,11 @@ from ..ir.poly import Poly, Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Statement, Update
 from ..ir.target import Target
 from .beside import join_beside
+from .close_calls import CloseCalls, Judge, Times
 from .contraction_rows import try_rows
 from .groups import things
 from .library_attention import CLOSE, Offer, offered
+from .parts import Parts
 from .regions import Effort, Region, Regions, tiles_of
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
@@ -42,11 +44,11 @@ MOST_MEMBERS = 48
 CASTS = ("cast", "narrow", "widen")
 
 
-def choose_contractions(program: Program, target: Target, options: Options) -> Regions:
-    """Decide on every matrix product of a program."""
+def choose_contractions(program: Program, target: Target, options: Options, judge: Judge | None = None) -> Regions:
+    """Decide on every matrix product of a program. `judge`: measures close calls."""
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = Chooser(program, target, options.precision == "fused")
+    chooser = Chooser(program, target, judge, options.precision == "fused")
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -62,9 +64,9 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
 class Chooser:
     """One pass over a program's products."""
 
-    def __init__(self, program: Program, target: Target, calls: bool = True) -> None:
-        """`calls`: attention may be the library's, which rounds where it likes."""
-        self.target = target
+    def __init__(self, program: Program, target: Target, judge: Judge | None = None, calls: bool = True) -> None:
+        """`judge` measures close calls. `calls`: attention may be the library's, which rounds where it likes."""
+        self.target, self.close_calls, self.parts = target, CloseCalls(judge), Parts(program)
         self.offers = calls and target.attention is not None
         self.calls: dict[Define, Extern] = {}  # what a call of the library's attention computes
         self.nests: dict[tuple[tuple[Define, ...], ...], Contraction | Refusal] = {}
@@ -275,14 +277,27 @@ class Chooser:
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
-        together, apart = self.together(found), self.apart(members, again) - self._done_anyway(members, kind)
+        spared = self._done_anyway(members, kind)
+        together, apart = self.together(found), self.apart(members, again) - spared
         accepted = together < apart
         if accepted and offer is not None:
             own = max(offer.own_us, self.effort(found).moved / self.target.memory_bytes_per_us)
             if self._call(offer, members, own, apart, first, last):
                 return True
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
-        return self.answer(members, again, Decision(first, last, kind, accepted, reason, apart - together))
+        decision = Decision(first, last, kind, accepted, reason, apart - together)
+        decision = self.settle(decision, Times(together, apart, spared), Region(members, again))
+        return self.answer(members, again, decision)
+
+    def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...] = ()) -> Decision:
+        """The decision on a region as measuring has it, if it is close. `apart`: the kernels without this region."""
+
+        def question() -> tuple[Regions, Regions]:
+            wanted = [d.buffer for d in self.stored(region.members)]
+            given = {*self.stored((*region.members, *region.again))} & {*region.again}
+            return self.parts.both_ways(region, apart, wanted, given)
+
+        return self.close_calls.settle(decision, times, question)
 
     def _call(self, offer: Offer, members: tuple[Define, ...], own: float, apart: float, first: str, last: str) -> bool:
         """The library's attention in the place of a kernel, where it is faster by more than a little."""

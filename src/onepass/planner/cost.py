@@ -21,6 +21,7 @@ from ..ir.target import Target
 
 # Neighbouring positions that share what does not depend on them: those of one thread of a tile, or of one loop.
 THREAD, LOOP = 16, 512
+SMALLEST_US = 10.0  # predicted; what takes less is not measured: launching takes as long as running
 
 
 @dataclass(frozen=True, slots=True)

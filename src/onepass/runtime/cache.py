@@ -1,9 +1,10 @@
 """The persistent cache: content-addressed files that several processes may use at once.
 
-`graphs/<key>.json` and `kernels/<key>.so` under `ONEPASS_CACHE_DIR` (default: the user's cache folder).
-Every file ends with a checksum and is written under a temporary name, then renamed: readers see a whole
-entry or none, and a damaged one is removed, never used. The folder is private (0700, files 0600); one that
-others can write to is refused. No fault here stops a program: it costs one warning and a compilation.
+`graphs/<key>.json`, `kernels/<key>.so` and `times/<key>.json` under `ONEPASS_CACHE_DIR` (default: the
+user's cache folder). Every file ends with a checksum and is written under a temporary name, then renamed:
+readers see a whole entry or none, and a damaged one is removed, never used. The folder is private (0700, files
+0600); one that others can write to is refused. No fault here stops a program: it costs one warning and a
+compilation.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import stat
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ _TOUCH_SECONDS = 3600  # how stale a "last used" may get: saves a write per hit
 _LEFTOVER_SECONDS = 24 * 3600  # a temporary file this old has no writer any more
 _MARK = b"\n//onepass sha256 "
 _TRAILER_BYTES = len(_MARK) + 64
-_FOLDERS = {"graphs": ".json", "kernels": ".so"}
+_FOLDERS = {"graphs": ".json", "kernels": ".so", "times": ".json"}
 
 
 class CacheWarning(UserWarning):
@@ -73,22 +75,28 @@ class Cache:
 
     def read_graph(self, key: str) -> Any | None:
         """The JSON data stored under the key."""
-        content = self._read("graphs", key)
-        if content is None:
-            return None
-        try:
-            return json.loads(content)
-        except ValueError:
-            self.discard_graph(key)
-            return None
+        return self._read_json("graphs", key)
 
     def write_graph(self, key: str, data: Any) -> bool:
         """Store JSON data; False where that was not possible."""
-        return self._write("graphs", key, json.dumps(data, separators=(",", ":")).encode()) is not None
+        return self._write_json("graphs", key, data)
 
     def discard_graph(self, key: str) -> None:
         """Remove an entry that turned out to be useless."""
         _remove(self._path("graphs", key))
+
+    def read_times(self, key: str) -> tuple[float, ...] | None:
+        """Times that were measured and stored under the key; one that is no times is removed."""
+        times = self._read_json("times", key)
+        if isinstance(times, list) and all(type(t) is float and 0 < t < math.inf for t in times):
+            return tuple(times)
+        if times is not None:
+            _remove(self._path("times", key))
+        return None
+
+    def write_times(self, key: str, times: Sequence[float]) -> bool:
+        """Store measured times; False where that was not possible."""
+        return self._write_json("times", key, list(times))
 
     def kernel(self, key: str) -> Path | None:
         """The shared object stored under the key, whole as it was written."""
@@ -185,6 +193,19 @@ class Cache:
         )
 
     # files
+
+    def _read_json(self, folder: str, key: str) -> Any | None:
+        content = self._read(folder, key)
+        if content is None:
+            return None
+        try:
+            return json.loads(content)
+        except ValueError:
+            _remove(self._path(folder, key))
+            return None
+
+    def _write_json(self, folder: str, key: str, data: Any) -> bool:
+        return self._write(folder, key, json.dumps(data, separators=(",", ":")).encode()) is not None
 
     def _path(self, folder: str, key: str) -> Path:
         if not (key.isascii() and key.isalnum()):

@@ -1,16 +1,18 @@
 """How long launches take on the GPU at hand.
 
-Takes a `Trial` and its built kernels, runs them by the path every launch takes on tensors that stand in for the
-real ones, and gives the median of a few device times, the chip's cache emptied before each. Whoever compiles waits
-meanwhile; nothing waits later. torch's random generators are not touched.
+Takes a `Trial` and its built kernels, or whole host programs that race each other, runs them by the path every call
+takes on tensors that stand in for the real ones, and gives the median of a few device times, the chip's cache
+emptied before each. Whoever compiles waits meanwhile; nothing waits later. torch's random generators are not touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -21,11 +23,15 @@ from .builders import INTERPRETED
 from .device import current_chip
 from .executable import Executable
 from .kernels import LoadedKernel
-from .torch_private import without_modes
+from .torch_private import plain_dispatch, without_modes
 
 WARM_UPS, REPETITIONS = 2, 9
 MEMORY_SHARE = 4  # stand-ins take at most one part in so many of the free memory
+HEAD_START = 32  # times the cache is emptied before a race, so that the device never waits for the host
 _SPREAD = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+_Pair: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
+alone = threading.Lock()  # what is timed has the device to itself, as far as we can see
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,23 @@ class Timing:
     """What one launch takes, or why that is not known."""
 
     time_us: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A host program, its kernels and what it takes: stand-ins and sizes. Equal stand-ins are one tensor."""
+
+    host: HostProgram
+    kernels: Sequence[LoadedKernel]
+    inputs: tuple[Allocate | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What each of several runs takes, or why that is not known."""
+
+    times_us: tuple[float, ...] = ()
     problem: str = ""
 
 
@@ -44,6 +67,9 @@ class Stopwatch(Protocol):
     def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
         """The time of one run of the trial's launches."""
 
+    def race(self, runs: Sequence[Run], bytes_beside: int) -> Race:
+        """The times of runs that take turns. `bytes_beside`: of memory, the most that one takes beside its inputs."""
+
 
 class DeviceStopwatch:
     """Times launches on a GPU of this machine."""
@@ -54,15 +80,19 @@ class DeviceStopwatch:
     def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
         device = torch.device(trial.launches[0].device)
         try:
-            with torch.cuda.device(device), without_modes(), torch.no_grad():
-                if torch.cuda.is_current_stream_capturing():
-                    return Timing(problem="a CUDA graph is being captured")
-                wanted, free = sum(map(_bytes, trial.stand_ins)), torch.cuda.mem_get_info(device)[0]
-                if wanted * MEMORY_SHARE > free:
-                    return Timing(problem=f"its tensors take {wanted} bytes of {free} free ones")
+            with _ready(device, sum(map(_bytes, trial.stand_ins))):
                 return Timing(_median_us(trial, kernels, device))
         except (OSError, RuntimeError) as error:  # the driver or torch refused: too much shared memory, out of memory
             return Timing(problem=str(error).splitlines()[0])
+
+    def race(self, runs: Sequence[Run], bytes_beside: int) -> Race:
+        named = _named(runs)
+        device = next(torch.device(a.device) for a in named.values() if a.device != "cpu")
+        try:
+            with _ready(device, bytes_beside + sum(map(_bytes, named.values()))):
+                return Race(_medians_us(runs, device))
+        except (OSError, RuntimeError) as error:
+            return Race(problem=str(error).splitlines()[0])
 
 
 def stopwatch_for(target: Target, device: str) -> Stopwatch | None:
@@ -78,11 +108,35 @@ def stopwatch_for(target: Target, device: str) -> Stopwatch | None:
     return DeviceStopwatch(torch.cuda.get_device_name())
 
 
-def stand_ins(trial: Trial, device: torch.device) -> list[torch.Tensor]:
+@contextmanager
+def _ready(device: torch.device, wanted: int) -> Iterator[None]:
+    """The device current, whatever is being traced; RuntimeError where it cannot be measured on now."""
+    with torch.cuda.device(device), without_modes(), plain_dispatch(), torch.no_grad():
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a CUDA graph is being captured")
+        free = torch.cuda.mem_get_info(device)[0]
+        if wanted * MEMORY_SHARE > free:
+            raise RuntimeError(f"its tensors take {wanted} bytes of {free} free ones")
+        with torch.autocast(device.type, enabled=False):
+            yield
+
+
+def stand_ins(allocates: Iterable[Allocate], device: torch.device) -> list[torch.Tensor]:
     """A tensor for every buffer: floats spread as a normal distribution, everything else 0."""
     generator = torch.Generator(device)
     generator.manual_seed(0)
-    return [_stand_in(a, generator) for a in trial.stand_ins]
+    return [_stand_in(a, generator) for a in allocates]
+
+
+def arguments(runs: Sequence[Run], device: torch.device) -> list[list[torch.Tensor | int]]:
+    """What each run is called with."""
+    named = _named(runs)
+    tensors = dict(zip(named, stand_ins(named.values(), device), strict=True))
+    return [[a if isinstance(a, int) else tensors[a.name] for a in run.inputs] for run in runs]
+
+
+def _named(runs: Sequence[Run]) -> dict[str, Allocate]:
+    return {a.name: a for run in runs for a in run.inputs if isinstance(a, Allocate)}
 
 
 def as_program(trial: Trial) -> HostProgram:
@@ -92,18 +146,42 @@ def as_program(trial: Trial) -> HostProgram:
 
 def _median_us(trial: Trial, kernels: Sequence[LoadedKernel], device: torch.device) -> float:
     call = Executable(as_program(trial), kernels).call
-    tensors = stand_ins(trial, device)
-    flushed = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
-    pairs = []
-    for _ in range(WARM_UPS + REPETITIONS):
+    tensors = stand_ins(trial.stand_ins, device)
+    flushed = _flushed(device)
+    pairs = [_timed(call, tensors, flushed) for _ in range(WARM_UPS + REPETITIONS)]
+    return _median_of(pairs[WARM_UPS:])
+
+
+def _medians_us(runs: Sequence[Run], device: torch.device) -> tuple[float, ...]:
+    calls = [Executable(r.host, r.kernels).call for r in runs]
+    taken = arguments(runs, device)
+    flushed = _flushed(device)
+    for _ in range(WARM_UPS):  # the library chooses its kernels
+        for call, inputs in zip(calls, taken, strict=True):
+            call(list(inputs))
+    for _ in range(HEAD_START):
         flushed.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call(list(tensors))
-        end.record()
-        pairs.append((start, end))
+    turns = [[_timed(c, i, flushed) for c, i in zip(calls, taken, strict=True)] for _ in range(REPETITIONS)]
+    return tuple(_median_of(pairs) for pairs in zip(*turns, strict=True))
+
+
+def _timed(call: Callable[[list[Any]], Any], inputs: Sequence[Any], flushed: torch.Tensor) -> _Pair:
+    """Events around one call."""
+    flushed.zero_()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call(list(inputs))
+    end.record()
+    return start, end
+
+
+def _median_of(pairs: Sequence[_Pair]) -> float:
     pairs[-1][1].synchronize()
-    return float(median(1e3 * start.elapsed_time(end) for start, end in pairs[WARM_UPS:]))
+    return float(median(1e3 * start.elapsed_time(end) for start, end in pairs))
+
+
+def _flushed(device: torch.device) -> torch.Tensor:
+    return torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
 
 
 def _stand_in(allocate: Allocate, generator: torch.Generator) -> torch.Tensor:
@@ -112,6 +190,8 @@ def _stand_in(allocate: Allocate, generator: torch.Generator) -> torch.Tensor:
     storage = torch.empty(_elements(allocate), dtype=dtype, device=allocate.device)
     if dtype in _SPREAD and storage.device.type == generator.device.type:
         storage.normal_(generator=generator)
+    elif dtype in _NARROW and storage.device.type == generator.device.type:
+        storage.copy_(torch.empty_like(storage, dtype=torch.float16).normal_(generator=generator))
     else:
         storage.zero_()
     return storage.as_strided(tuple(map(int, allocate.shape)), tuple(map(int, allocate.strides)))

@@ -1,6 +1,6 @@
 """The private torch functions the runtime calls: those whose public equivalents cost 1 us more per call.
 
-The public ones are used where a torch release lacks them. `without_modes` has none.
+The public ones are used where a torch release lacks them. `without_modes` and `plain_dispatch` have none.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import no_python_dispatcher as plain_dispatch
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "empty_cpu",
     "empty_cuda",
     "on_device",
+    "plain_dispatch",
     "view",
     "without_modes",
 ]
