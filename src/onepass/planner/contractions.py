@@ -26,6 +26,7 @@ from ..ir.program import Buffer, Define, Extern, Program, Update
 from ..ir.target import Target
 from .beside import join_beside
 from .contraction_rows import try_rows
+from .contraction_states import try_tiles
 from .groups import things
 from .regions import Effort, Region, Regions, tiles_of
 
@@ -49,6 +50,7 @@ def choose_contractions(program: Program, target: Target, options: Options) -> R
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
+        try_tiles(chooser, extern)
         try_rows(chooser, extern)
     for extern in chooser.products:
         chooser.try_alone(extern)
@@ -257,7 +259,7 @@ class Chooser:
         self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
         if decision.accepted:
             self.taken.update(members)
-            self.regions.append(Region(members, again))
+            self.regions.append(Region(members, again, tiled=decision.kind == "tiles"))
         return decision.accepted
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
