@@ -101,7 +101,7 @@ def waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool:
     return False
 
 
-def _joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:
+def joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:
     """The members, and other products of that size with point-wise work on them that only the members read."""
     found, size = set(members), numel(product.axes)
     waiting = [s for m in members for s in chooser.sources(m)]
@@ -148,7 +148,7 @@ def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[tuple[Define, 
     """Members of one kernel, with what they read computed again; else with less of it."""
     for column in (-1, -2):
         following = _region(chooser, product, len(product.dimensions) + column)
-        for members in dict.fromkeys((_joined(chooser, following, product), following)) if following else ():
+        for members in dict.fromkeys((joined(chooser, following, product), following)) if following else ():
             cheap = chooser.again(members)
             placed = tuple(d for d in cheap if not chooser.memory(d))
             for again in dict.fromkeys((cheap, placed)):

@@ -21,7 +21,7 @@ from ..ir.monoids import MONOIDS
 from ..ir.plan import Decision, Store
 from ..ir.program import Buffer, Define, Extern
 from ..ir.target import Target
-from .contraction_rows import MOST_MEMBERS, library_and_one, row_time, scalar_work, waits
+from .contraction_rows import MOST_MEMBERS, joined, library_and_one, row_time, scalar_work, waits
 from .cost import nest_cost, predict_us
 from .regions import TILE
 
@@ -39,8 +39,11 @@ def try_tiles(chooser: Chooser, extern: Extern) -> None:
     if product is None or product in chooser.taken:
         return
     early, late = _region(chooser, product)
-    for members in dict.fromkeys(((*early, *late), early)):
-        if any(reductions([d.value]) for d in members if d is not product) and _try(chooser, members, product):
+    for region in dict.fromkeys(((*early, *late), early)):
+        if not any(reductions([d.value]) for d in region if d is not product):
+            continue
+        alone = tuple(sorted(region, key=chooser.order.__getitem__))
+        if any(_try(chooser, m, product) for m in dict.fromkeys((joined(chooser, alone, product), alone))):
             return
 
 
@@ -69,9 +72,11 @@ def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tupl
         if d in chooser.taken or d.buffer in chooser.product_of or waits(chooser, d, whole | made | late):
             continue
         large = numel(d.axes) == size
-        if (large and reduces) or (not large and not reduces and read & whole):
-            continue  # it mixes positions, or picks some
-        if not large and not reduces and numel(d.axes) > max(numel(b.shape) for b in read & (made | late)):
+        if large or reduces:
+            fits = large != reduces and bool(read & (whole | late))
+        else:
+            fits = not read & whole and numel(d.axes) <= max(numel(b.shape) for b in read & (made | late))
+        if not fits:
             continue
         if read & late or (read & whole and read & made):
             late.add(d.buffer)
@@ -87,7 +92,6 @@ def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tupl
 
 
 def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool:
-    members = tuple(sorted(members, key=chooser.order.__getitem__))
     again, stored = chooser.again(members), chooser.stored(members)
     inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
     found = contract_tiles([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
@@ -138,7 +142,7 @@ def _apart(
     library, one = library_and_one(chooser, members, chooser.rate([product.value]))
     size = numel(product.axes)
     large = tuple(d for d in members if numel(d.axes) == size)
-    others = [d for d in members if d is not product]
+    others = [d for d in members if d.buffer not in chooser.product_of]
     readers = {r for d in large for r in chooser.readers.get(d.buffer, ())} - {*members, *chooser.taken}
     outside = sorted((r for r in readers if r.buffer not in chooser.product_of), key=chooser.order.__getitem__)
     anyway = _kernel_us(chooser, outside) if outside else 0.0
