@@ -59,7 +59,10 @@ STATES: dict[str, Program] = {
     ),
     "log-sum-exp": (lambda x, w: torch.logsumexp(x @ w.t(), -1), matrices(x, w)),
     "log-sum-exp beside the product": (lambda x, w: (lambda y: (y, torch.logsumexp(y, 0)))(x @ w.t()), matrices(x, w)),
-    "batched": (lambda a, b: (lambda y: (y, y.float().sum(-1), y.amax(-2)))(a @ b), matrices((3, 70, 33), (3, 33, 150))),
+    "batched": (
+        lambda a, b: (lambda y: (y, y.float().sum(-1), y.amax(-2)))(a @ b),
+        matrices((3, 70, 33), (3, 33, 150)),
+    ),
     "batched, over the batch, too": (
         lambda a, b: (a @ b).float().square().mean((0, 2)),
         matrices((3, 70, 33), (3, 33, 150)),

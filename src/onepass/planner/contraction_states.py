@@ -8,6 +8,7 @@ result anyway could reduce it in passing: then nothing is gained, and the predic
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
@@ -112,17 +113,18 @@ def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool
 def _together(chooser: Chooser, c: TileContraction) -> tuple[float, str]:
     """Predicted time of both kernels, and what it is made of. A tile is folded before the next one is multiplied."""
     target, effort = chooser.target, chooser.effort(c)
+    stored = chooser.effort(replace(c, nest=replace(c.nest, stores=c.leaving))).operations if c.leaving else 0.0
     size = numel((*c.grid, c.rows, c.columns))
     folds = sum(MONOIDS[r.monoid].cost * size for r in c.entering)
     elements = sum(len(r.part_dtypes) * _states(c, r) for r in c.entering)
     states = sum(d.bytes * _states(c, r) for r in c.entering for d in r.part_dtypes)
-    unit = effort.unit_us / STATES + (effort.operations + folds) / target.operations_per_us
-    memory = (effort.moved + states) / target.memory_bytes_per_us
+    unit = effort.unit_us / STATES + (effort.operations - stored + folds) / target.operations_per_us
+    rest = predict_us(effort.moved + states, stored, 1, target)
     written = sum(storage_bytes(s.buffer) for s in c.waiting)
     kernels = len({s.domain for s in c.waiting})
     finish = predict_us(states + written, elements, kernels, target)
-    why = f"products {unit:.1f} us, memory {memory:.1f} us, the finish {finish:.1f} us"
-    return target.launch_us + max(unit, memory) + 0.1 * min(unit, memory) + finish, why
+    why = f"products and their reductions {unit:.1f} us, the rest {rest:.1f} us, the finish {finish:.1f} us"
+    return max(unit, rest) + 0.1 * min(unit, rest) + finish, why
 
 
 def _states(c: TileContraction, reduce: Reduce) -> int:
@@ -148,12 +150,22 @@ def _apart(
     anyway = _kernel_us(chooser, outside) if outside else 0.0
     passing = _kernel_us(chooser, [*others, *outside]) if outside else inf
     total = library + min(one + anyway, passing)
-    tail = chooser.contracted(large, again) if len(large) > 1 else Refusal("")
-    if isinstance(tail, Refusal):
+    tail = _stored_tail(chooser, members, large)
+    found = chooser.contracted(tail, again) if len(tail) > 1 else Refusal("nothing is stored")
+    if isinstance(found, Refusal):
         return total, anyway
-    moved = sum(storage_bytes(d.buffer) for d in chooser.stored(large))
-    work = sum(scalar_work(postorder([d.value])) for d in others if d not in large)
-    return min(total, chooser.together(tail) + predict_us(moved, work, 1, chooser.target) + anyway), anyway
+    moved = sum(storage_bytes(d.buffer) for d in chooser.stored(tail))
+    work = sum(scalar_work(postorder([d.value])) for d in others if d not in tail)
+    return min(total, chooser.together(found) + predict_us(moved, work, 1, chooser.target) + anyway), anyway
+
+
+def _stored_tail(chooser: Chooser, members: tuple[Define, ...], large: tuple[Define, ...]) -> tuple[Define, ...]:
+    """Of what has all positions of the product, what is stored and what that is made of."""
+    found = {d for d in chooser.stored(members) if d in large}
+    for d in reversed(large):
+        if found.intersection(chooser.readers.get(d.buffer, ())):
+            found.add(d)
+    return tuple(d for d in large if d in found)
 
 
 def _kernel_us(chooser: Chooser, defines: list[Define]) -> float:

@@ -92,7 +92,7 @@ def _axes(c: Contraction, chunk: Axis, reduce: Reduce) -> tuple[Axis, ...]:
 def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, list[Buffer]]) -> Nest:
     """The stores of the group, reading merged states."""
     (one,) = passes(c)
-    over, cls = Axis("chunk.r", chunk.extent), Axis("chunk.c", chunk.extent)
+    over, after, cls = (Axis(f"chunk.{kind}", chunk.extent) for kind in "rsc")  # a sum's own, with a maximum inside
 
     def states(r: Reduce, at: Poly) -> tuple[Expr, ...]:
         index = tuple(at if a is chunk else a.poly() for a in _axes(c, chunk, r))
@@ -104,9 +104,9 @@ def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, list[Buffer]]) 
     whole: dict[Expr, Expr] = {Part(r, k): Part(merge(r), k) for r in one.level for k in range(len(workspace[r]))}
     for r, h in one.carried.items():
         top = one.level[0]
-        (own,), (reference,) = states(r, over.poly()), states(top, over.poly())
+        (own,), (reference,) = states(r, after.poly()), states(top, after.poly())
         moved = carried(Part(top, 0), h, whole[Part(top, 0)], reference)
-        whole[Part(r, 0)] = Part(Reduce("sum", (pointwise("mul", own, moved),), (over,)), 0)
+        whole[Part(r, 0)] = Part(Reduce("sum", (pointwise("mul", own, moved),), (after,)), 0)
     for r in _beside(c):
         whole |= {Part(r, k): value for k, value in enumerate(states(r, Poly.ZERO))}
     stores = tuple(
@@ -114,6 +114,6 @@ def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, list[Buffer]]) 
         for s in c.nest.stores
         if not isinstance(c, RowContraction) or s not in c.passing  # which the first kernel has stored
     )
-    bound = {**c.nest.bound, over: cls}
+    bound = {**c.nest.bound, over: cls, after: cls}
     nest = Nest(stores, (*(a for a in c.nest.classes if a in stores[0].domain), cls), bound)
     return Nest(stores, nest.classes, bound, outer_axes(nest))

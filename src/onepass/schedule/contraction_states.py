@@ -97,28 +97,29 @@ def schedule_tile_states(
 def _merged(products: StateScheduler, domain: frozenset[Axis]) -> Nest:
     """The stores of one shape, reading merged states."""
     c, states = products.c, products.workspace
-    running = {cls: Axis(f"{cls.name}.r", products.number.get(cls, cls).extent) for cls in (*c.grid, c.rows, c.columns)}
-    bound = {a: Axis(f"{cls.name}.c", a.extent) for cls, a in running.items()}
+    number = {cls: products.number.get(cls, cls).extent for cls in (*c.grid, c.rows, c.columns)}
+    classes = {cls: Axis(f"{cls.name}.c", extent) for cls, extent in number.items()}
+    bound: dict[Axis, Axis] = {}
 
-    def loads(r: Reduce) -> tuple[tuple[Expr, ...], tuple[Axis, ...]]:
-        index = products.place(r, running)
-        return tuple(Load(b, tuple(a.poly() for a in index)) for b in states[r]), index[: len(c.sweeps(r))]
+    def loads(r: Reduce, running: dict[Axis, Axis]) -> tuple[Expr, ...]:
+        return tuple(Load(b, tuple(a.poly() for a in products.place(r, running))) for b in states[r])
 
     whole: dict[Expr, Expr] = {}
-    for r in states:
-        own, over = loads(r)
+    for k, r in enumerate(states):
+        running = {cls: Axis(f"{cls.name}.r{k}", extent) for cls, extent in number.items()}  # of this reduction only
+        bound |= {running[cls]: classes[cls] for cls in c.sweeps(r)}
+        own = loads(r, running)
         if (follows := c.carried.get(r)) is not None:
-            (reference,), _ = loads(follows.top)
-            top = Part(follows.top, 0)
+            top, (reference,) = Part(follows.top, 0), loads(follows.top, running)
             own = (pointwise("mul", own[0], carried(top, follows.h, whole[top], reference)),)
+        over = tuple(a for a in products.place(r, running) if a in bound)
         merge = Reduce("welford_merge" if r.monoid == "welford" else r.monoid, own, over)
-        whole |= {Part(r, k): Part(merge, k) for k in range(len(states[r]))}
+        whole |= {Part(r, j): Part(merge, j) for j in range(len(states[r]))}
     stores = tuple(
         NestStore(s.buffer, s.index, rewrite(s.value, lambda e: None, None, dict(whole)), s.domain)
         for s in c.waiting
         if s.domain == domain
     )
-    used = {a for r in reductions(s.value for s in stores) for a in r.over}
-    classes = (*(a for a in c.nest.classes if a in domain), *(bound[a] for a in running.values() if a in used))
-    nest = Nest(stores, classes, {a: bound[a] for a in used})
-    return Nest(stores, classes, nest.bound, outer_axes(nest))
+    bound = {a: bound[a] for r in reductions(s.value for s in stores) for a in r.over}
+    kept = (*(a for a in c.nest.classes if a in domain), *dict.fromkeys(bound.values()))
+    return Nest(stores, kept, bound, outer_axes(Nest(stores, kept, bound)))
