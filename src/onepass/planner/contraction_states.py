@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
-from math import inf, prod
+from math import ceil, inf, prod
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate, numel, storage_bytes, tile_elements
@@ -24,7 +24,7 @@ from ..ir.program import Buffer, Define, Extern
 from ..ir.target import Target
 from .contraction_rows import MOST_MEMBERS, joined, library_and_one, row_time, scalar_work, waits
 from .cost import nest_cost, predict_us
-from .regions import TILE
+from .regions import TILE, tiles_of
 
 if TYPE_CHECKING:
     from .contractions import Chooser
@@ -118,13 +118,15 @@ def _together(chooser: Chooser, c: TileContraction) -> tuple[float, str]:
     folds = sum(MONOIDS[r.monoid].cost * size for r in c.entering)
     elements = sum(len(r.part_dtypes) * _states(c, r) for r in c.entering)
     states = sum(d.bytes * _states(c, r) for r in c.entering for d in r.part_dtypes)
+    rounds = tiles_of(c) / target.processors
     unit = effort.unit_us / STATES + (effort.operations - stored + folds) / target.operations_per_us
-    rest = predict_us(effort.moved + states, stored, 1, target)
+    unit *= ceil(rounds) / rounds if rounds else 1.0  # to the last tile, with other processors idle
+    rest = predict_us(effort.moved + states, stored, 0, target)
     written = sum(storage_bytes(s.buffer) for s in c.waiting)
     kernels = len({s.domain for s in c.waiting})
     finish = predict_us(states + written, elements, kernels, target)
     why = f"products and their reductions {unit:.1f} us, the rest {rest:.1f} us, the finish {finish:.1f} us"
-    return max(unit, rest) + 0.1 * min(unit, rest) + finish, why
+    return target.launch_us + max(unit, rest) + 0.1 * min(unit, rest) + finish, why
 
 
 def _states(c: TileContraction, reduce: Reduce) -> int:
