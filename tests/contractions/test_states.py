@@ -108,11 +108,11 @@ def test_odd_numbers_in_inputs(odd: float, which: int) -> None:
 
 
 def test_masked_rows() -> None:
-    """Rows, and tiles, without any score: -inf, as eager; what follows in another tile counts."""
+    """Rows, and tiles, without any score: as eager; what follows in another tile counts."""
 
     def function(x: Tensor, w: Tensor, keep: Tensor) -> tuple[Tensor, ...]:
-        s = (x @ w.t()).masked_fill(~keep, -INFINITY)
-        return torch.logsumexp(s, -1), s.amax(-1)
+        s = (x @ w.t()).masked_fill(~keep, -INFINITY).float()
+        return torch.logsumexp(s, -1), s.amax(-1), (s - s.amax(-1, keepdim=True)).exp().sum(-1)
 
     keep = torch.rand(150, 301) < 0.5
     keep[3] = keep[30:60] = False
