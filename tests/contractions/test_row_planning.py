@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 import onepass.planner.contraction_rows as planning
+import onepass.planner.contractions as contractions
 from onepass.ir.target import find_target
 from tests.contractions.judging import FREE, explained, products_left
 
@@ -162,6 +163,7 @@ SWEPT = [(log_sum_exp, 64), (arg_max, 128), (cross_entropy, 256), (log_sum_exp, 
 @pytest.fixture
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_apart", lambda *_: math.inf)
+    monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
 
 
 def fits(e: onepass.Explanation, target: str) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import onepass.planner.contraction_rows as planning
+import onepass.planner.contractions as contractions
 from onepass.backend import record_compilations
 from tests.contractions.judging import explained, interpreted, judge, products_left
 from tests.contractions.row_spellings import HELD, OTHERS, PASSING, SWEPT, matrices
@@ -25,6 +26,7 @@ PROGRAMS = {f"{kind} {name}": program for kind, programs in KINDS.items() for na
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """These sizes are for an interpreter: what can be one kernel is one. What pays is `test_row_planning.py`."""
     monkeypatch.setattr(planning, "_apart", lambda *_: math.inf)
+    monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
 
 
 def together(function: Callable[..., object], *arguments: Tensor) -> None:

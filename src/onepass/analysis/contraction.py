@@ -83,9 +83,11 @@ def contract(stores: Iterable[Store]) -> Contraction | Refusal:
         nest = with_row(nest)
     nest = in_shared_base(replace(nest, stores=tuple(replace(s, value=prepared(s.value)) for s in nest.stores)))
     ordered = largest_first(nest)
-    if isinstance(ordered, Refusal):
-        return ordered
-    nest = ordered
+    return ordered if isinstance(ordered, Refusal) else contract_nest(ordered)
+
+
+def contract_nest(nest: Nest) -> Contraction | Refusal:
+    """The roles of the classes of a nest whose values are prepared, its largest store first."""
     largest = nest.stores[0]
     found = reductions(s.value for s in nest.stores)
     tops = [r for r in found if r.axes <= largest.domain]

@@ -42,13 +42,13 @@ def passes(c: Contraction) -> list[Pass]:
 def _carried(level: list[Reduce], following: list[Reduce]) -> tuple[tuple[Reduce, ...], dict[Reduce, Expr]]:
     """The maximum beside which all that follows may grow, and what carries each sum along; nothing else."""
     for leader in (r for r in level if r.monoid == "max"):
-        carried = {r: h for r in following if (h := _carrier(r, leader, level)) is not None}
+        carried = {r: h for r in following if (h := carrier(r, leader, level)) is not None}
         if following and len(carried) == len(following):
             return (leader,), carried
     return (), {}
 
 
-def _carrier(reduce: Reduce, leader: Reduce, level: list[Reduce]) -> Expr | None:
+def carrier(reduce: Reduce, leader: Reduce, level: list[Reduce]) -> Expr | None:
     """What carries a sum along with a maximum, if nothing else that still changes enters it."""
     unfinished = set(level) - {leader}
     if reduce.monoid != "sum" or any(r in unfinished for r in reductions(reduce.inputs)):

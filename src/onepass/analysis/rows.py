@@ -60,7 +60,7 @@ def arrange(stores: Iterable[Store]) -> Contraction | Refusal:
 def contract_rows(stores: Iterable[Store]) -> RowContraction | Refusal:
     """The roles of a group's classes where a product's rows are reduced, or why it is no such group."""
     nest = collapse(unify(list(stores)))
-    stored = tuple(replace(s, value=_prepared(s.value)) for s in nest.stores)
+    stored = tuple(replace(s, value=prepared_rows(s.value)) for s in nest.stores)
     nest = in_shared_base(replace(nest, stores=stored))
     ordered = largest_first(nest)
     if isinstance(ordered, Refusal):
@@ -84,7 +84,7 @@ def contract_rows(stores: Iterable[Store]) -> RowContraction | Refusal:
     return c if reason is None else Refusal(reason)
 
 
-def _prepared(value: Expr) -> Expr:
+def prepared_rows(value: Expr) -> Expr:
     """The value as a sweep computes it best: divisions of a product by a number are multiplications."""
     kept = _jumping(value)
 

@@ -24,7 +24,8 @@ class Decision:
 
     producer: str
     consumer: str
-    kind: str  # "vertical" | "sibling" | "recompute" | "in-place" | "chain" | "library" | "product" | "beside"
+    # "vertical" | "sibling" | "recompute" | "in-place" | "chain" | "library" | "rows" | "tiles" | "product" | "beside"
+    kind: str
     accepted: bool
     reason: str
     saved_us: float = 0.0
@@ -39,6 +40,7 @@ class Group:
     members: tuple[Define, ...]
     products: bool = False  # matrix products are computed inside
     beside: bool = False  # several of them, with nothing in common but their launch
+    tiled: bool = False  # every tile of them leaves states of reductions, which another kernel merges
 
     @property
     def origins(self) -> tuple[Origin, ...]:

@@ -7,7 +7,8 @@ picked from every row, and what is made of these. The predicted time decides, an
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate, numel, storage_bytes
@@ -39,11 +40,16 @@ def try_rows(chooser: Chooser, extern: Extern) -> None:
     product = extern.contraction
     if product is None or product in chooser.taken:
         return
-    for column in (-1, -2):
-        following = _region(chooser, product, len(product.dimensions) + column)
-        for members in dict.fromkeys((_joined(chooser, following, product), following)) if following else ():
-            if _consider(chooser, members, product):
-                return
+    for members, again in _choices(chooser, product):
+        if _try(chooser, members, again, product):
+            return
+
+
+def row_time(chooser: Chooser, product: Define) -> float:
+    """The least predicted time of one kernel that reduces a product's rows; without end where there is none."""
+    rate = chooser.rate([product.value])
+    found = [_arranged(chooser, members, again) for members, again in _choices(chooser, product)]
+    return min((_together(c, rate, chooser.target)[0] for c in found if not isinstance(c, Refusal)), default=math.inf)
 
 
 # --- the region ---
@@ -66,7 +72,7 @@ def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...
     readers(product)
     while waiting and len(members) < MOST_MEMBERS:
         _, d = heapq.heappop(waiting)
-        if d in chooser.taken or d.buffer in chooser.product_of or _waits(chooser, d, columns.keys()):
+        if d in chooser.taken or d.buffer in chooser.product_of or waits(chooser, d, columns.keys()):
             continue
         kind = _kind(d, columns, rows)
         if kind is None:
@@ -78,7 +84,7 @@ def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...
     return tuple(members) if reduces else ()
 
 
-def _waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool:
+def waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool:
     """Whether a value needs something from outside that itself needs the region: they cannot be one kernel."""
     earliest = min(chooser.made_at[b] for b in region)
     stack = [b for b in loaded(define.value) if b not in region]
@@ -97,7 +103,7 @@ def _waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool
     return False
 
 
-def _joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:
+def joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:
     """The members, and other products of that size with point-wise work on them that only the members read."""
     found, size = set(members), numel(product.axes)
     waiting = [s for m in members for s in chooser.sources(m)]
@@ -106,7 +112,7 @@ def _joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> t
         reduces = d.buffer not in chooser.product_of and reductions([d.value])
         if d in found or d in chooser.taken or reduces or numel(d.axes) != size or not chooser.only_for(d, found):
             continue
-        if _waits(chooser, d, {m.buffer for m in found}):
+        if waits(chooser, d, {m.buffer for m in found}):
             continue
         found.add(d)
         waiting += chooser.sources(d)
@@ -140,17 +146,25 @@ def _kind(define: Define, columns: dict[Buffer, int | None], rows: int) -> int |
     return None if over or len(found - {-1}) > 1 else kind
 
 
-def _consider(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool:
-    """One kernel of the members, with what they read computed again; else with less of it."""
-    cheap = chooser.again(members)
-    placed = tuple(d for d in cheap if not chooser.memory(d))
-    return any(_try(chooser, members, again, product) for again in dict.fromkeys((cheap, placed)))
+def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[tuple[Define, ...], tuple[Define, ...]]]:
+    """Members of one kernel, with what they read computed again; else with less of it."""
+    for column in (-1, -2):
+        following = _region(chooser, product, len(product.dimensions) + column)
+        for members in dict.fromkeys((joined(chooser, following, product), following)) if following else ():
+            cheap = chooser.again(members)
+            placed = tuple(d for d in cheap if not chooser.memory(d))
+            for again in dict.fromkeys((cheap, placed)):
+                yield members, again
+
+
+def _arranged(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...]) -> RowContraction | Refusal:
+    stored = chooser.stored(members)
+    inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
+    return contract_rows([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
 
 
 def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], product: Define) -> bool:
-    stored = chooser.stored(members)
-    inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
-    found = contract_rows([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+    found = _arranged(chooser, members, again)
     last = members[-1].origin.node
     if isinstance(found, Refusal):
         chooser.decisions.append(Decision(product.origin.node, last, "rows", False, found.reason))
@@ -174,7 +188,7 @@ def _together(c: RowContraction, rate: float, target: Target) -> tuple[float, st
     units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
     times = 1 if c.held else len(passes(c))  # sweeps that multiply again
     products = product_time(c, rate, target)
-    work = times * _work(e for e in postorder(values) if e not in units and e not in found)
+    work = times * scalar_work(e for e in postorder(values) if e not in units and e not in found)
     reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
     moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
     memory = moved / (1.0 if c.held else SWEPT_MEMORY)
@@ -185,7 +199,7 @@ def _together(c: RowContraction, rate: float, target: Target) -> tuple[float, st
     return total, why
 
 
-def _work(nodes: Iterable[Expr]) -> float:
+def scalar_work(nodes: Iterable[Expr]) -> float:
     """Scalar operations of point-wise values and reductions at all their points."""
     total = 0.0
     for e in nodes:
@@ -197,7 +211,12 @@ def _work(nodes: Iterable[Expr]) -> float:
 
 
 def _apart(chooser: Chooser, members: tuple[Define, ...], rate: float) -> float:
-    """Predicted time of the library's products and of one kernel for all that follows."""
+    """Predicted time without a kernel of its own."""
+    return sum(library_and_one(chooser, members, rate))
+
+
+def library_and_one(chooser: Chooser, members: tuple[Define, ...], rate: float) -> tuple[float, float]:
+    """Predicted time of the library's products, and of one kernel for all that follows."""
     target, total = chooser.target, 0.0
     products = [d for d in members if d.buffer in chooser.product_of]
     for d in products:
@@ -209,4 +228,4 @@ def _apart(chooser: Chooser, members: tuple[Define, ...], rate: float) -> float:
     reads = dict.fromkeys(b for d in others for b in loaded(d.value) if b not in made)
     written = [d.buffer for d in chooser.stored(members) if d not in products]
     moved = sum(map(storage_bytes, (*reads, *written)))
-    return total + predict_us(moved, sum(_work(postorder([d.value])) for d in others), 1, target)
+    return total, predict_us(moved, sum(scalar_work(postorder([d.value])) for d in others), 1, target)

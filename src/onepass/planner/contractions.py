@@ -27,6 +27,7 @@ from ..ir.target import Target
 from .beside import join_beside
 from .close_calls import CloseCalls, Judge, Times
 from .contraction_rows import try_rows
+from .contraction_states import try_tiles
 from .groups import things
 from .library_attention import CLOSE, Offer, offered
 from .parts import Parts
@@ -52,6 +53,7 @@ def choose_contractions(program: Program, target: Target, options: Options, judg
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
+        try_tiles(chooser, extern)
         try_rows(chooser, extern)
     for extern in chooser.products:
         chooser.try_alone(extern)
@@ -323,7 +325,7 @@ class Chooser:
         self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
         if decision.accepted:
             self.taken.update(members)
-            self.regions.append(Region(members, again))
+            self.regions.append(Region(members, again, tiled=decision.kind == "tiles"))
         return decision.accepted
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:

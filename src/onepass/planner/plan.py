@@ -55,6 +55,7 @@ class Planner:
         joined = {self.graph.join(r.members, r.again): r for r in self.regions.regions}
         self.locked = set(joined)  # nothing joins them later
         self.beside = {number for number, r in joined.items() if r.beside}
+        self.tiled = {number for number, r in joined.items() if r.tiled}
         self.costs: dict[int, Cost] = {}
         self.has_reduction: dict[int, bool] = {}
         self.decisions = list(self.regions.decisions)
@@ -290,7 +291,8 @@ class Planner:
             else:
                 stores = graph.stores(graph.members[n], frozenset((n,)))
                 if stores:
-                    steps.append(Group(stores, tuple(graph.members[n]), n in self.locked, n in self.beside))
+                    kind = n in self.locked, n in self.beside, n in self.tiled
+                    steps.append(Group(stores, tuple(graph.members[n]), *kind))
             for s in graph.successors[n]:
                 waiting[s] -= 1
                 if waiting[s] == 0:

@@ -18,12 +18,13 @@ TILE = 128  # a side of the tiles that results are counted in
 class Region:
     """What must share a kernel. `again`: computed here although others may store it too.
 
-    `beside`: its products have nothing in common but the launch.
+    `beside`: its products have nothing in common but the launch. `tiled`: every tile of its products leaves states.
     """
 
     members: tuple[Define, ...]
     again: tuple[Define, ...]
     beside: bool = False
+    tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ..analysis.inline import reductions
 from ..analysis.legality import analyse, collapsed, outer_axes, programs_of
 from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
 from ..analysis.rows import arrange
+from ..analysis.tile_states import contract_tiles
 from ..errors import VerifyError
 from ..ir.choice import FIRST, Adjustment, Choice
 from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
@@ -26,6 +27,7 @@ from ..ir.target import Target
 from .adjust import adjusted_chunk
 from .beside import schedule_beside
 from .contraction_split import schedule_contraction
+from .contraction_states import schedule_tile_states
 from .layout import access_scores
 from .pieces import PieceScheduler
 from .sweeps import NestScheduler
@@ -48,6 +50,11 @@ def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIR
         if isinstance(parts, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {parts.reason}")
         return schedule_beside(parts, target, name, group.origins, choice.candidate)
+    if group.tiled:
+        tiled = contract_tiles(group.stores)
+        if isinstance(tiled, Refusal):
+            raise VerifyError(f"group {name} cannot be scheduled: {tiled.reason}")
+        return schedule_tile_states(tiled, target, name, group.origins, choice.candidate)
     if group.products:
         contraction = arrange(group.stores)
         if isinstance(contraction, Refusal):

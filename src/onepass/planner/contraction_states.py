@@ -1,0 +1,192 @@
+"""Matrix products whose tiles leave states of reductions: what joins such a region, and whether it pays.
+
+The products run at nearly the rate they have alone, and what they make is not read again for its statistics, nor even
+stored if nobody else wants it. Against that stand the states, and the kernel that merges them. Whoever reads the
+result anyway could reduce it in passing: then nothing is gained, and the predicted times say so.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from math import ceil, inf, prod
+from typing import TYPE_CHECKING
+
+from ..analysis.access import estimate, numel, storage_bytes, tile_elements
+from ..analysis.inline import Inliner, loaded, reductions
+from ..analysis.legality import analyse, programs_of
+from ..analysis.nest import Nest, Refusal, swept_again
+from ..analysis.tile_states import TileContraction, contract_tiles
+from ..ir.expr import Reduce, postorder
+from ..ir.monoids import MONOIDS
+from ..ir.plan import Decision, Store
+from ..ir.program import Buffer, Define, Extern
+from ..ir.target import Target
+from .contraction_rows import MOST_MEMBERS, joined, library_and_one, row_time, scalar_work, waits
+from .cost import nest_cost, predict_us
+from .regions import TILE, tiles_of
+
+if TYPE_CHECKING:
+    from .contractions import Chooser
+
+# Not measured: of the rate a product's kernel has without states; of the time of a kernel that sweeps rows, whose rates
+# were measured.
+STATES, SURELY = 0.95, 0.75
+
+
+def try_tiles(chooser: Chooser, extern: Extern) -> None:
+    """One product whose tiles leave states of the reductions that follow it."""
+    product = extern.contraction
+    if product is None or product in chooser.taken:
+        return
+    early, late = _region(chooser, product)
+    for region in dict.fromkeys(((*early, *late), early)):
+        if not any(reductions([d.value]) for d in region if d is not product):
+            continue
+        alone = tuple(sorted(region, key=chooser.order.__getitem__))
+        if any(_try(chooser, m, product) for m in dict.fromkeys((joined(chooser, alone, product), alone))):
+            return
+
+
+# --- the region ---
+
+
+def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tuple[Define, ...]]:
+    """The product, point-wise work on it, its reductions and what is made of these; and what waits for one of these
+    reductions before it reads the product's positions again."""
+    size = numel(product.axes)
+    whole, made, late = {product.buffer}, set[Buffer](), set[Buffer]()  # all positions of the product; reduced; waiting
+    early, after = [product], list[Define]()
+    seen: set[Define] = set()
+    waiting: list[tuple[int, Define]] = []
+
+    def readers(define: Define) -> None:
+        for d in chooser.readers.get(define.buffer, ()):
+            if d not in seen:
+                seen.add(d)
+                heapq.heappush(waiting, (chooser.order[d], d))
+
+    readers(product)
+    while waiting and len(seen) < 2 * MOST_MEMBERS:
+        _, d = heapq.heappop(waiting)
+        read, reduces = {*loaded(d.value)}, bool(reductions([d.value]))
+        if d in chooser.taken or d.buffer in chooser.product_of or waits(chooser, d, whole | made | late):
+            continue
+        large = numel(d.axes) == size
+        if large or reduces:
+            fits = large != reduces and bool(read & (whole | late))
+        else:
+            fits = not read & whole and numel(d.axes) <= max(numel(b.shape) for b in read & (made | late))
+        if not fits:
+            continue
+        if read & late or (read & whole and read & made):
+            late.add(d.buffer)
+            after.append(d)
+        else:
+            (whole if large else made).add(d.buffer)
+            early.append(d)
+        readers(d)
+    return tuple(early), tuple(after)
+
+
+# --- the answer ---
+
+
+def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool:
+    again, stored = chooser.again(members), chooser.stored(members)
+    inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
+    found = contract_tiles([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+    first, last = product.origin.node, members[-1].origin.node
+    if isinstance(found, Refusal):
+        chooser.decisions.append(Decision(first, last, "tiles", False, found.reason))
+        return False
+    together, why = _together(chooser, found)
+    apart, anyway = _apart(chooser, members, again, product)
+    together += anyway
+    accepted = together < apart
+    reason = f"predicted {together:.1f} us with states of tiles ({why}), {apart:.1f} us by the library and one more"
+    if accepted and together > SURELY * (swept := row_time(chooser, product)) and swept < apart:
+        accepted, reason = False, f"{reason}, {swept:.1f} us in one kernel"
+    return chooser.answer(members, again, Decision(first, last, "tiles", accepted, reason, apart - together))
+
+
+def _together(chooser: Chooser, c: TileContraction) -> tuple[float, str]:
+    """Predicted time of both kernels, and what it is made of. A tile is folded before the next one is multiplied."""
+    target, effort = chooser.target, chooser.effort(c)
+    stored = chooser.effort(replace(c, nest=replace(c.nest, stores=c.leaving))).operations if c.leaving else 0.0
+    size = numel((*c.grid, c.rows, c.columns))
+    folds = sum(MONOIDS[r.monoid].cost * size for r in c.entering)
+    elements = sum(len(r.part_dtypes) * _states(c, r) for r in c.entering)
+    states = sum(d.bytes * _states(c, r) for r in c.entering for d in r.part_dtypes)
+    rounds = tiles_of(c) / target.processors
+    unit = effort.unit_us / STATES + (effort.operations - stored + folds) / target.operations_per_us
+    unit *= ceil(rounds) / rounds if rounds else 1.0  # to the last tile, with other processors idle
+    rest = predict_us(effort.moved + states, stored, 0, target)
+    written = sum(storage_bytes(s.buffer) for s in c.waiting)
+    kernels = len({s.domain for s in c.waiting})
+    finish = predict_us(states + written, elements, kernels, target)
+    why = f"products and their reductions {unit:.1f} us, the rest {rest:.1f} us, the finish {finish:.1f} us"
+    return target.launch_us + max(unit, rest) + 0.1 * min(unit, rest) + finish, why
+
+
+def _states(c: TileContraction, reduce: Reduce) -> int:
+    """How many states of a reduction all tiles leave."""
+    tiled = {a: -(-estimate(a.extent) // TILE) for a in (c.rows, c.columns) if a in c.sweeps(reduce)}
+    return numel([a for a in (*c.grid, c.rows, c.columns) if a not in tiled]) * prod(tiled.values())
+
+
+# --- without it ---
+
+
+def _apart(
+    chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], product: Define
+) -> tuple[float, float]:
+    """Predicted time of a product of the library, or with its point-wise work, and kernels around it; and of that the
+    part that reads the product's result in any case."""
+    library, one = library_and_one(chooser, members, chooser.rate([product.value]))
+    size = numel(product.axes)
+    large = tuple(d for d in members if numel(d.axes) == size)
+    others = [d for d in members if d.buffer not in chooser.product_of]
+    readers = {r for d in large for r in chooser.readers.get(d.buffer, ())} - {*members, *chooser.taken}
+    outside = sorted((r for r in readers if r.buffer not in chooser.product_of), key=chooser.order.__getitem__)
+    anyway = _kernel_us(chooser, outside) if outside else 0.0
+    passing = _kernel_us(chooser, [*others, *outside]) if outside else inf
+    total = library + min(one + anyway, passing)
+    tail = _stored_tail(chooser, members, large)
+    found = chooser.contracted(tail, again) if len(tail) > 1 else Refusal("nothing is stored")
+    if isinstance(found, Refusal):
+        return total, anyway
+    moved = sum(storage_bytes(d.buffer) for d in chooser.stored(tail))
+    work = sum(scalar_work(postorder([d.value])) for d in others if d not in tail)
+    return min(total, chooser.together(found) + predict_us(moved, work, 1, chooser.target) + anyway), anyway
+
+
+def _stored_tail(chooser: Chooser, members: tuple[Define, ...], large: tuple[Define, ...]) -> tuple[Define, ...]:
+    """Of what has all positions of the product, what is stored and what that is made of."""
+    found = {d for d in chooser.stored(members) if d in large}
+    for d in reversed(large):
+        if found.intersection(chooser.readers.get(d.buffer, ())):
+            found.add(d)
+    return tuple(d for d in large if d in found)
+
+
+def _kernel_us(chooser: Chooser, defines: list[Define]) -> float:
+    """Predicted time of one kernel; without end where there is none."""
+    stored = chooser.stored(defines)
+    inliner = Inliner({d.buffer: d for d in defines}, (d.buffer for d in stored))
+    nest = analyse([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored], chooser.target)
+    if isinstance(nest, Refusal):
+        return inf
+    return (
+        nest_cost(nest, chooser.target).time_us + _read_twice(nest, chooser.target) / chooser.target.memory_bytes_per_us
+    )
+
+
+def _read_twice(nest: Nest, target: Target) -> int:
+    """Bytes that come from memory before and after a reduction: too many for registers, and for the chip's cache."""
+    inner = [c for c in nest.classes if c not in nest.outer]
+    if len(inner) != 1 or tile_elements(inner) <= target.held_elements:
+        return 0
+    row, rows = swept_again(nest, inner[0]), numel(nest.outer)
+    at_once = row * rows // max(1, programs_of(nest, target)) * target.processors
+    return row * rows if at_once > target.chip_cache_bytes else 0
