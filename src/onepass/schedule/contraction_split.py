@@ -22,7 +22,7 @@ from .online import carried
 from .tiles import TileScheduler
 
 LEAST_STEPS = 4  # of a chunk
-PROGRAMS = 3  # for each processor
+PROGRAMS = 2  # for each processor
 
 
 def schedule_contraction(

@@ -79,8 +79,8 @@ def _plain(c: Contraction, width: int, products: int, across: bool, target: Targ
         return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n) + beside // (r * n)
 
     if rows <= FEW_ROWS:  # the other matrix is read once: long lines of it, many on their way
-        columns, step = (lanes_of(c.columns, 128), lanes_of(c.swept, 64)) if across else (32, lanes_of(c.swept, 256))
-        return Tiles(rows, min(columns, lanes_of(c.columns, 128)), step, 4, 4 if across else 5)
+        columns, step = (lanes_of(c.columns, 128), lanes_of(c.swept, 128)) if across else (32, lanes_of(c.swept, 256))
+        return Tiles(rows, min(columns, lanes_of(c.columns, 128)), step, 4, 3 if across else 5)
     constant = all(a.extent.constant is not None for a in (c.rows, c.columns, *c.grid))
     if target.descriptors and width <= 2 and constant and programs(rows, columns) >= 4 * target.processors:
         if products == 1 and lanes_of(c.columns, 256) == 256 and rows == 128:

@@ -45,7 +45,7 @@ from ..ir.poly import Axis, Poly, nonnegative, product
 from ..ir.program import Buffer, Origin
 from ..ir.target import Target
 from .builder import Builder, Finished
-from .contraction_tiles import GROUPED, Tiles, choose_product_tiles
+from .contraction_tiles import FEW_ROWS, GROUPED, Tiles, choose_product_tiles
 from .online import carry
 from .sweeps import kernel_symbols
 from .tiles import has_far_values, needs_wide
@@ -392,8 +392,11 @@ class ContractionScheduler:
             self.builder.here.values[result] = self._product(matrices, left.dtype, cls, None)
 
     def _matrix(self, value: Expr) -> Operand:
-        """An operand of the matrix unit; one that comes from memory as it is, is copied by hardware."""
-        if isinstance(value, Load) and self.target.descriptors:
+        """An operand of the matrix unit; one that comes from memory as it is, is copied by hardware.
+
+        Not where rows are few: loads that run ahead through registers wait for no barrier of all threads.
+        """
+        if isinstance(value, Load) and self.target.descriptors and self.tiles.rows > FEW_ROWS:
             known = any(value in scope.values for scope in self.builder.scopes)
             described = None if known else self._described(value)
             if described is not None:
