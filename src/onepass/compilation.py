@@ -24,6 +24,7 @@ from .ir.target import Target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
 from .runtime.builders import INTERPRETED, builder_for
 from .runtime.cache import Cache, default_cache
+from .runtime.device import runs_here
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
 from .runtime.kernels import Builder, LoadedKernel, build_kernels
@@ -188,9 +189,9 @@ def _note_resources(record: CompileRecord, entry: GraphEntry, kernels: Sequence[
 
 
 def _can_run(target: str, graph: GraphModule) -> bool:
-    """Whether the kernels of a target can run on the graph's tensors; a plan for an absent chip cannot."""
+    """Whether the kernels of a target can run on the graph's tensors; a plan for another chip cannot."""
     on_host = target in ("cpu", INTERPRETED)
-    return on_host == (kernel_device(graph) == "cpu")
+    return on_host if kernel_device(graph) == "cpu" else not on_host and runs_here(target)
 
 
 def _as_traced(graph: GraphModule) -> Callable[[list[Any]], Any]:

@@ -126,7 +126,9 @@ SWEPT: dict[str, Program] = {
     "batched with one matrix": (lambda a, b: torch.logsumexp(a @ b.t(), -1), matrices((2, 17, 33), (600, 33))),
     "columns of the other matrix": (lambda x, w: torch.logsumexp(w @ x.t(), 0), matrices(x, many)),
     "causal": (
-        lambda a, b: torch.logsumexp((a @ b.t()).masked_fill(~torch.ones(600, 600).tril().bool(), -torch.inf), -1),
+        lambda a, b: torch.logsumexp(
+            (a @ b.t()).masked_fill(~torch.ones(600, 600, device=a.device).tril().bool(), -torch.inf), -1
+        ),
         matrices((600, 32), (600, 32)),
     ),
     "two products": (lambda x, w, u: torch.logsumexp(x @ w.t() + x @ u.t(), -1), matrices(x, many, many)),
@@ -156,7 +158,7 @@ PASSING: dict[str, Program] = {
     ),
     "causal": (
         lambda a, b: (lambda s: (s, torch.logsumexp(s, -1)))(
-            (a @ b.t()).masked_fill(~torch.ones(600, 600).tril().bool(), -torch.inf)
+            (a @ b.t()).masked_fill(~torch.ones(600, 600, device=a.device).tril().bool(), -torch.inf)
         ),
         matrices((600, 32), (600, 32)),
     ),
@@ -170,13 +172,14 @@ PASSING: dict[str, Program] = {
 OTHERS: dict[str, Program] = {
     "contrast of both sides": (
         lambda a, b: (
-            F.cross_entropy(a @ b.t() / 0.1, torch.arange(600)) + F.cross_entropy(b @ a.t() / 0.1, torch.arange(600))
+            F.cross_entropy(a @ b.t() / 0.1, torch.arange(600, device=a.device))
+            + F.cross_entropy(b @ a.t() / 0.1, torch.arange(600, device=a.device))
         ),
         matrices((600, 32), (600, 32)),
     ),
     "contrast by the transpose": (
         lambda a, b: (lambda s, t: F.cross_entropy(s, t) + F.cross_entropy(s.t(), t))(
-            a @ b.t() / 0.1, torch.arange(600)
+            a @ b.t() / 0.1, torch.arange(600, device=a.device)
         ),
         matrices((600, 32), (600, 32)),
     ),

@@ -79,7 +79,7 @@ def lower(s: Tensor) -> Tensor:
 
 def distance(s: Tensor) -> Tensor:
     """Position of the query less that of the key."""
-    return torch.arange(s.shape[-2])[:, None] - torch.arange(s.shape[-1])[None, :]
+    return torch.arange(s.shape[-2], device=s.device)[:, None] - torch.arange(s.shape[-1], device=s.device)[None, :]
 
 
 # --- where the scale is ---
@@ -189,7 +189,7 @@ def causal_by_where_of_positions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @spelling(half)
 def causal_by_an_added_triangle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = scores(q, k)
-    mask = torch.full(s.shape[-2:], float("-inf"), dtype=s.dtype).triu(1)
+    mask = torch.full(s.shape[-2:], float("-inf"), dtype=s.dtype, device=s.device).triu(1)
     return (s + mask).softmax(-1) @ v
 
 
@@ -238,7 +238,7 @@ def document_mask(q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
 @spelling(heads(1, 2, 70, 32))
 def prefix_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = scores(q, k)
-    seen = (distance(s) >= 0) | (torch.arange(s.shape[-1]) < 10)
+    seen = (distance(s) >= 0) | (torch.arange(s.shape[-1], device=s.device) < 10)
     return s.masked_fill(seen.logical_not(), float("-inf")).softmax(-1) @ v
 
 
@@ -249,7 +249,7 @@ def mask_of_ones_as_a_large_number(q: Tensor, k: Tensor, v: Tensor, keep: Tensor
 
 @spelling(also(heads(3, 2, 37, 32), lambda: torch.tensor([37, 3, 20])))
 def lengths(q: Tensor, k: Tensor, v: Tensor, length: Tensor) -> Tensor:
-    keep = torch.arange(k.shape[-2]) < length[:, None]
+    keep = torch.arange(k.shape[-2], device=k.device) < length[:, None]
     return scores(q, k).masked_fill(~keep[:, None, None], float("-inf")).softmax(-1) @ v
 
 
@@ -294,7 +294,7 @@ def by_baddbmm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 @spelling(half)
 def alibi_with_computed_slopes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = scores(q, k)
-    slopes = 2.0 ** (-4.0 * torch.arange(1, s.shape[1] + 1))
+    slopes = 2.0 ** (-4.0 * torch.arange(1, s.shape[1] + 1, device=s.device))
     return (s - slopes[:, None, None] * distance(s).abs()).softmax(-1).to(v.dtype) @ v
 
 
@@ -308,7 +308,7 @@ def relative_position_in_buckets(q: Tensor, k: Tensor, v: Tensor, table: Tensor)
 
 @spelling(half)
 def scale_by_the_logarithm_of_the_position(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    n = torch.arange(1, q.shape[-2] + 1).log() / math.log(20)
+    n = torch.arange(1, q.shape[-2] + 1, device=q.device).log() / math.log(20)
     s = scores(q * n[:, None].to(q.dtype), k)
     return s.masked_fill(~lower(s), float("-inf")).softmax(-1) @ v
 

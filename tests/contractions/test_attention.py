@@ -88,7 +88,7 @@ def test_a_row_masked_by_the_minimum_sees_every_key() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         s = scores(q, k).float()
         worst = torch.finfo(torch.float32).min
-        hidden = torch.where(torch.arange(s.shape[-1]) < 100, worst, s)
+        hidden = torch.where(torch.arange(s.shape[-1], device=s.device) < 100, worst, s)
         return torch.where(distance(s) >= 0, hidden, worst).softmax(-1).to(v.dtype) @ v
 
     judge(interpreted(function), function, *heads(1, 1, 150, 16)())
@@ -136,7 +136,7 @@ def test_dilated_causal_mask() -> None:
 
 def test_causal_by_blocks() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        block = torch.arange(k.shape[-2]) // 50
+        block = torch.arange(k.shape[-2], device=k.device) // 50
         return torch.where(block[:, None] >= block, scores(q, k), -INFINITY).softmax(-1) @ v
 
     judge(interpreted(function), function, *heads(1, 1, 150, 16)())
@@ -217,6 +217,13 @@ def test_batches(outer: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("size", [1, 3, 16, 40, 320])
 def test_head_sizes(size: int) -> None:
     judge(interpreted(plain), plain, *heads(1, 1, 37, size)())
+
+
+@pytest.mark.parametrize("n", [37, 64, 200])
+@pytest.mark.parametrize(("size", "values"), [(16, 32), (32, 16), (64, 16), (64, 32), (128, 64)])
+def test_keys_and_values_of_other_sizes(n: int, size: int, values: int) -> None:
+    q, k, _ = heads(1, 1, n, size)()
+    judge(interpreted(plain), plain, q, k, torch.randn(1, 1, n, values).half())
 
 
 def test_double_precision_stays_with_the_library() -> None:

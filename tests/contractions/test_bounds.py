@@ -13,7 +13,7 @@ OPTIONS = {"target": "triton-interpret", "cache": False, "strict": True}
 
 
 def later(scores: Tensor) -> Tensor:
-    place = torch.arange(scores.shape[-1])
+    place = torch.arange(scores.shape[-1], device=scores.device)
     return place[None, :] > place[:, None]
 
 
@@ -60,7 +60,7 @@ def test_a_sum_with_terms_before_the_first_of_its_maximum() -> None:
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = (q @ k.transpose(-1, -2)) * 0.2
-        early = torch.arange(scores.shape[-1]) < 150
+        early = torch.arange(scores.shape[-1], device=scores.device) < 150
         weights = torch.exp(scores - scores.masked_fill(early, float("-inf")).amax(-1, keepdim=True))
         return (weights / weights.sum(-1, keepdim=True)) @ v
 

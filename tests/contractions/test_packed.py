@@ -73,7 +73,7 @@ def in_quarters(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
 
 def in_words(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     """Eight to a word of 32 bits."""
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=w.device)
     q = ((w[:, :, None] >> shifts) & 15).reshape(w.shape[0], -1).to(x.dtype) - 8
     return F.linear(x, q * s.repeat_interleave(GROUP, 1))
 
@@ -145,11 +145,13 @@ OTHERS: dict[str, Program] = {
         lambda: tuple(torch.randn(s).half() for s in ((2, 3, 19, 16), (48, 48), (2, 19, 48))),
     ),
     "attention to a prefix of half the keys": (
-        lambda q, k, v: (q @ k.t()).masked_fill(torch.arange(40) < 20, float("-inf")).softmax(-1) @ v,
+        lambda q, k, v: (q @ k.t()).masked_fill(torch.arange(40, device=q.device) < 20, float("-inf")).softmax(-1) @ v,
         lambda: tuple(torch.randn(s).half() for s in ((37, 16), (40, 16), (40, 16))),
     ),
     "attention weights without a maximum, half of them": (
-        lambda q, k, v: torch.where(torch.arange(40) < 20, torch.exp(q @ k.t() / 8), 0.5 * (q @ k.t())) @ v,
+        lambda q, k, v: (
+            torch.where(torch.arange(40, device=q.device) < 20, torch.exp(q @ k.t() / 8), 0.5 * (q @ k.t())) @ v
+        ),
         lambda: tuple(torch.randn(s).half() for s in ((37, 16), (40, 16), (40, 16))),
     ),
     "bits of integers": (

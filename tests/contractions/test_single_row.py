@@ -55,7 +55,10 @@ ONE_ROW: dict[str, Program] = {
     "bias": (lambda q, k, v, b: (scores(q, k) + b).softmax(-1) @ v, lambda: (*one(), torch.randn(3, 1, 70).half())),
     "causal": (
         lambda q, k, v: (
-            scores(q, k).masked_fill(torch.arange(70) > torch.full((1, 1), 41), float("-inf")).softmax(-1) @ v
+            scores(q, k)
+            .masked_fill(torch.arange(70, device=q.device) > torch.full((1, 1), 41, device=q.device), float("-inf"))
+            .softmax(-1)
+            @ v
         ),
         one,
     ),

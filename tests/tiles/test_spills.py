@@ -77,7 +77,7 @@ def onepass_kernel(out0, in1):
 def test_registers_are_read_from_the_binary(target: str, spills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The binary's own numbers are the assembler's; where it has a stack, the assembler is asked for spills."""
     asked: list[tuple[int, int]] = []
-    real = triton_kernels._ask_assembler
+    real = triton_kernels.registers_and_spills
 
     def ask(ptx: str, chip: Any) -> tuple[int, int]:
         asked.append(real(ptx, chip))
@@ -86,7 +86,7 @@ def test_registers_are_read_from_the_binary(target: str, spills: bool, monkeypat
     text = SPILLING.replace("LANES", "8192" if spills else "512")
     source = KernelSource("k", "triton", text, "onepass_kernel", f"spilling{spills}{target}", 2, 0, False)
     source = replace(source, signature=("*fp32", "*fp32"), warps=1, stages=1)
-    monkeypatch.setattr(triton_kernels, "_ask_assembler", ask)
+    monkeypatch.setattr(triton_kernels, "registers_and_spills", ask)
     built = triton_kernels.read_binary(triton_kernels.build_binary(source, find_target(target)))
     assert len(asked) == spills and (built.spills > 0) == spills
     from_binary = cubin_resources(built.binary)

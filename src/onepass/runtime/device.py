@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..errors import UnknownTarget
 from ..ir.target import Target, find_chip
 
 
@@ -12,3 +13,11 @@ def current_chip() -> Target:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     architecture = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
     return find_chip(architecture, properties.major, properties.minor)
+
+
+def runs_here(name: str) -> bool:
+    """Whether a target's kernels run on the current GPU."""
+    try:
+        return current_chip().name == name
+    except UnknownTarget:
+        return False

@@ -16,11 +16,10 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from ..errors import UnknownTarget
 from ..ir.source import Allocate, HostProgram, Trial
 from ..ir.target import Target
 from .builders import INTERPRETED
-from .device import current_chip
+from .device import runs_here
 from .executable import Executable
 from .kernels import LoadedKernel
 from .torch_private import plain_dispatch, without_modes
@@ -99,11 +98,7 @@ def stopwatch_for(target: Target, device: str) -> Stopwatch | None:
     """What times a target's kernels; None where they do not run on a GPU of this machine that may be asked now."""
     if target.language != "triton" or target.name == INTERPRETED or device != "cuda" or not torch.cuda.is_available():
         return None
-    try:
-        here = current_chip().name == target.name
-    except UnknownTarget:
-        return None
-    if not here or torch.cuda.is_current_stream_capturing():
+    if not runs_here(target.name) or torch.cuda.is_current_stream_capturing():
         return None
     return DeviceStopwatch(torch.cuda.get_device_name())
 

@@ -12,7 +12,6 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ import torch
 from ..errors import KernelBuildError
 from ..ir.source import KernelSource
 from ..ir.target import Target
+from .assembler import assemble, fenced, registers_and_spills
 from .builders import prelude_digest
 from .cubin import cubin_resources
 from .driver import Driver, driver
@@ -113,14 +113,13 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
         raise KernelBuildError(
             f"triton.compile for {target.name}", f"{type(error).__name__}: {error}", str(path)
         ) from error
-    kind = "hsaco" if target.name.startswith("gfx") else "cubin"
-    registers, spills = _resources(compiled, target)
+    binary, registers, spills = _machine_code(compiled, source, target)
     metadata = compiled.metadata
     head = {
         "entry": metadata.name, "shared": metadata.shared, "threads": target.warp * metadata.num_warps,
         "registers": registers, "spills": spills, "maps": _maps(metadata, len(source.matrices)),
     }  # fmt: skip
-    return packed(head, compiled.asm[kind])
+    return packed(head, binary)
 
 
 def _maps(metadata: Any, count: int) -> list[dict[str, Any]]:
@@ -183,35 +182,22 @@ def _parse_alone(parse: Callable[[Any], Any], function: Any) -> Any:
         return parse(function)
 
 
-def _resources(compiled: Any, target: Target) -> tuple[int, int]:
-    """Registers per thread and bytes spilled."""
+def _machine_code(compiled: Any, source: KernelSource, target: Target) -> tuple[bytes, int, int]:
+    """The binary, its registers per thread and the bytes it spills."""
     if target.name.startswith("gfx"):
         text = compiled.asm["amdgcn"]
         vector = re.search(r"\.vgpr_count:\s+(\d+)", text)
         spilled = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
-        return int(vector.group(1)) if vector else 0, 4 * int(spilled.group(1)) if spilled else 0
+        return compiled.asm["hsaco"], int(vector.group(1)) if vector else 0, 4 * int(spilled.group(1)) if spilled else 0
+    binary, ptx = compiled.asm["cubin"], compiled.asm["ptx"]
+    if (safe := fenced(ptx)) != ptx:
+        binary, ptx = assemble(safe, target, source.exact), safe
     try:
-        registers, stack = cubin_resources(compiled.asm["cubin"])
+        registers, stack = cubin_resources(binary)
     except ValueError:
-        return _ask_assembler(compiled.asm["ptx"], target)
+        return binary, *registers_and_spills(ptx, target)
     # Only the assembler tells spills from other uses of the stack; it takes as long again as building did.
-    return _ask_assembler(compiled.asm["ptx"], target) if stack else (registers, 0)
-
-
-def _ask_assembler(ptx: str, target: Target) -> tuple[int, int]:
-    """What the assembler inside the triton package says of a kernel."""
-    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
-
-    capability = int(target.name.removeprefix("sm_"))
-    tool = get_ptxas(capability)
-    path = str(getattr(tool, "path", tool))
-    source = scratch_folder() / f"{threading.get_ident()}.ptx"
-    source.write_text(ptx)
-    command = [path, "-v", f"--gpu-name={sm_arch_from_capability(capability)}", str(source), "-o", "/dev/null"]
-    said = subprocess.run(command, capture_output=True, text=True).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
-    return int(registers.group(1)) if registers else 0, max((int(s) for s in spilled), default=0)
+    return binary, *(registers_and_spills(ptx, target) if stack else (registers, 0))
 
 
 # --- launching ---

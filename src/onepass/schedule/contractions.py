@@ -283,7 +283,7 @@ class ContractionScheduler:
     def _spans(self, first: list[_Running], second: list[_Running]) -> list[_Span]:
         """The swept class in parts: conditions that hold in one, where it starts and where it ends, in steps."""
         bounds = self._bounds(first, second)
-        if not bounds:
+        if not bounds or self._is_one_step():
             return [((), (), ())]
         step = self.tiles.step
         starts = [b.loose // step for b in bounds if not b.upper]
@@ -298,6 +298,15 @@ class ContractionScheduler:
         if doubtful:
             spans.append(((), (*starts, *settled, *doubtful), tuple(ends)))
         return spans
+
+    def _is_one_step(self) -> bool:
+        """Whether a sweep is over after its first step: there is nothing to carry.
+
+        It must not be carried, either. Zero times a number is one register for a whole row then, and Triton 3.6 copies
+        it into those of the matrix unit behind the fence that guards them: wrong sums (seen on an H200).
+        """
+        extent = self.c.swept.extent.constant
+        return extent is not None and extent <= self.tiles.step
 
     def _bounds(self, first: list[_Running], second: list[_Running]) -> list[Bound]:
         """Bounds of a maximum whose masked terms are -inf, where the sums carried beside it vanish, too."""
@@ -366,7 +375,7 @@ class ContractionScheduler:
         inputs = tuple(assuming(v, holding, done) for v in running.inputs)
         self._inside(inputs)
         values = tuple(self._matrix(v) if running.product else self.builder.emit(v) for v in inputs)
-        if moved is not None:
+        if moved is not None and not self._is_one_step():
             self.builder.add(Rescale(running.accumulator, moved, guarded=False))
         if not running.product:
             lane = self.lanes[self.axis(self.c.swept, COLUMN)]

@@ -13,18 +13,16 @@ from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.carried import Pieces, fits_whole, row_pieces
 from ..analysis.inline import reductions
 from ..analysis.legality import NARROW_COLUMNS
-from ..analysis.nest import Nest, aligned_along, offsets, swept_again
+from ..analysis.nest import COLUMN_ELEMENTS, LINE_LANES, Nest, aligned_along, offsets, swept_again
 from ..ir.expr import Load, Random, postorder
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 from .layout import AxisOrder, access_scores
 
 ROW_ELEMENTS = 2048  # short rows are gathered until a program has this many elements
-COLUMN_ELEMENTS = 8192  # the same where the rows lie side by side in memory
 LONG_ROW = 32768
 COLUMN_LANES = 128
 TRANSPOSE_BLOCK = 64
-LINE_LANES = 32  # the least of a contiguous axis: narrower tiles share cache lines
 SHARED_LANES = 256  # of a row, in a tile whose rows share an operand
 MAX_WARPS = 16
 THREADS = 1024  # of a processor, where each has a few dozen values
