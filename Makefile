@@ -47,6 +47,7 @@ gpu:
 	$(GPU) tests/gpu -k a_kernel_runs
 	$(GPU) -n $(WORKERS) --dist worksteal tests/gpu tests/fuzz/test_named.py tests/opdb/test_opdb.py \
 	  tests/backend/test_models.py tests/tiles/test_accuracy.py
+	$(GPU) -n $(WORKERS) --dist worksteal tests/contractions -k "not build and not plan and not recognised"
 	$(GPU) -n $(WORKERS) --dist load tests/fuzz/test_random_programs.py
 
 OURS = --kernel-name regex=onepass_kernel

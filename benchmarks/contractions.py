@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .libraries import Attend, bare, flex, sdpa, sdpa_decode
+from .libraries import Attend, bare, epilogue, flex, sdpa, sdpa_decode
 from .workloads import Arguments, Sample, Workload
 
 BF16, I8 = torch.bfloat16, torch.int8
@@ -351,7 +351,7 @@ CONTRACTIONS: tuple[Workload, ...] = (
     ),
     Workload(
         "linear + bias + GELU, 8192x4096x16384", linear_gelu, _linear, _products(slice(1, 2)), sample=_rows(0),
-        libraries=bare(lambda arguments: lambda x, weight, bias: F.linear(x, weight)),
+        libraries=epilogue() | bare(lambda arguments: lambda x, weight, bias: F.linear(x, weight)),
     ),
     Workload(
         "SwiGLU, 8192x4096x14336 twice", swiglu, _swiglu, _products(slice(1, 3)), sample=_rows(0),

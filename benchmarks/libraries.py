@@ -81,6 +81,13 @@ def flex(
     return {"flex": make}
 
 
+def epilogue() -> dict[str, Maker]:
+    """A linear layer and GELU as one call of cuBLASLt; torch has no public name for it."""
+    call = getattr(torch, "_addmm_activation", None)
+    make: Maker = lambda arguments: lambda x, weight, bias: call(bias, x, weight.t(), use_gelu=True)  # noqa: E731
+    return {"cublaslt": make} if call is not None else {}
+
+
 def bare(make: Maker) -> dict[str, Maker]:
     """The matmuls alone: not the same work."""
     return {"cublas": make}

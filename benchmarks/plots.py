@@ -19,6 +19,7 @@ COLOURS = {
     "sdpa-flash": "#56b4e9",
     "flex": "#cc79a7",
     "cublas": "#f0e442",
+    "cublaslt": "#b8a800",
     "onepass": "#009e73",
 }
 _ROW, _LEFT, _RIGHT, _TOP, _WIDTH = 22, 300, 30, 60, 900

@@ -21,7 +21,13 @@ from torch import Tensor
 from .workloads import Prepared, Workload, is_float
 
 SYSTEMS = ("eager", "inductor", "inductor-max", "xla", "hand", "onepass")
-LIBRARIES = ("sdpa-cudnn", "sdpa-flash", "flex", "cublas")  # what a workload asks of them is in libraries.py
+LIBRARIES = (
+    "sdpa-cudnn",
+    "sdpa-flash",
+    "flex",
+    "cublaslt",
+    "cublas",
+)  # what a workload asks of them is in libraries.py
 CEILING = "cublas"  # the bare matmuls: less work, values of its own
 TORCH_SYSTEMS = ("eager", "inductor", "inductor-max", "onepass")
 

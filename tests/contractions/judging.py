@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from tests.checking import DEVICE, compare_tensor, fresh, tensors_of, to_float64
 
 FREE = {"strict": True, "cache": False}
 INTERPRETED = FREE if DEVICE == "cuda" else {"target": "triton-interpret", **FREE}
+without_gpu = pytest.mark.skipif(DEVICE != "cpu", reason="torch has no such product on a GPU, or no GPU is asked")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")
 
 
@@ -22,7 +24,7 @@ def interpreted(function: Callable[..., Any], **settings: Any) -> Callable[..., 
     return compiled
 
 
-def judge(run: Callable[..., Any], function: Callable[..., Any], *arguments: Tensor) -> None:
+def judge(run: Callable[..., Any], function: Callable[..., Any], *arguments: Tensor, absolute: float = 0.0) -> None:
     """Raise where a run of the function differs from float64 by more than twice eager's own largest error.
 
     Sums of products cancel: an element of eager that happens to be exact says nothing about the next.
@@ -33,7 +35,7 @@ def judge(run: Callable[..., Any], function: Callable[..., Any], *arguments: Ten
     for k, (mine, theirs, exact) in enumerate(zip(ours, eager, reference, strict=True)):
         errors = (theirs.detach().double() - exact.detach().double()).abs().nan_to_num(0, 0, 0)
         largest = float(errors.max()) if errors.numel() else 0.0
-        compare_tensor(f"output {k}", mine, theirs, exact, absolute=2 * largest)
+        compare_tensor(f"output {k}", mine, theirs, exact, absolute=max(absolute, 2 * largest))
 
 
 def explained(function: Callable[..., Any], *arguments: Tensor, target: str = "sm_90") -> onepass.Explanation:

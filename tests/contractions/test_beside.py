@@ -18,7 +18,7 @@ import onepass
 from onepass.backend import record_compilations
 from onepass.ir.target import targets
 from onepass.runtime.triton_private import Interpreter
-from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
+from tests.contractions.judging import FREE, explained, interpreted, judge, products_left, without_gpu
 from tests.contractions.test_builds import TARGETS
 
 pytest.importorskip("triton")
@@ -173,6 +173,7 @@ class _Matrix:
         self.data[self._at(at)] = self.interpreter.data(value)
 
 
+@without_gpu
 @pytest.mark.parametrize("processors", [2, 3, 5])
 def test_programs_that_stay_take_every_tile_once(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text for a chip with few processors, run with matrices in the place of its descriptors."""

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import onepass
 from onepass.backend import record_compilations
 from onepass.ir.target import targets
-from tests.contractions.judging import FREE, explained, interpreted
+from tests.contractions.judging import FREE, explained, interpreted, without_gpu
 from tests.contractions.test_builds import TARGETS
 
 pytest.importorskip("triton")
@@ -84,6 +84,7 @@ INTEGERS: dict[str, tuple[Callable[..., Any], Arguments]] = {
 }
 
 
+@without_gpu
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers(name: str) -> None:
     """The largest sums are exact: all of them at -128."""
@@ -107,6 +108,7 @@ def test_integers_are_one_kernel(name: str) -> None:
     assert len(e.kernels) <= 1 + split and not left_to_library(e), [d.reason for d in e.rejected]
 
 
+@without_gpu
 def test_a_bare_product_stays_with_the_library() -> None:
     e = explained(torch._int_mm, integers(37, 64), integers(64, 48))
     assert not e.kernels and left_to_library(e) == ["aten._int_mm.default"]
@@ -193,6 +195,7 @@ def test_floats_are_one_kernel(name: str) -> None:
     assert "max_num_imprecise_acc" in e.kernels[0].source
 
 
+@without_gpu
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_chips_without_such_a_unit(target: str) -> None:
     """The library has the product, also of one row, and the reason is told."""

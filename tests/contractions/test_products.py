@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import onepass
+from tests.checking import DEVICE
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
 
 pytest.importorskip("triton")
@@ -125,6 +126,8 @@ def test_one_kernel(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*EPILOGUES, *OTHERS])
 def test_values(name: str) -> None:
+    if DEVICE == "cuda" and name == "integers":
+        pytest.skip("torch has no product of integers there")
     function, arguments = (EPILOGUES | OTHERS)[name]
     judge(interpreted(function), function, *arguments())
 

@@ -1,8 +1,8 @@
-"""The assembler inside the triton package: asked what a kernel takes, and given what Triton 3.6 orders wrongly.
+"""The assembler inside the triton package: asked what a kernel takes, and given what it would otherwise get wrong.
 
-On Hopper the matrix unit works beside the threads, and `wgmma.fence` orders their registers with it. Triton's compiler
-sometimes sets registers of a product after the fence in front of it, where the unit may not see them: the sums are then
-wrong. A second fence right before the product is always allowed, and makes them right.
+The one of CUDA 12.8 adds constants to the address of a matrix in shared memory wrongly where one address is used for
+two kinds of matrices: the upper half of the sum gets the lower half of the address (keys of 32 and values of 16
+elements: wrong sums, or an illegal access, seen on an H200). Adding to the lower half and setting the upper is right.
 """
 
 from __future__ import annotations
@@ -15,38 +15,29 @@ from ..errors import KernelBuildError
 from ..ir.target import Target
 from .scratch import scratch_folder
 
-FENCE, PRODUCT, END = "wgmma.fence.sync.aligned", "wgmma.mma_async", "wgmma.commit_group"
-_TARGETS = re.compile(r"(?:@!?%p\d+\s+)?[a-z][\w.:]*\s+(\{[^}]*\}|%\w+)")
-_REGISTER = re.compile(r"%\w+")
-_OPERANDS = re.compile(r"\{([^}]*)\}")
+PRODUCT = "wgmma.mma_async"
+HALF = 1 << 32
+_WIDENED = re.compile(r"cvt\.u64\.u32\s+(%rd\d+),")
+_CONSTANTS = re.compile(r"(add\.s64|or\.b64)\s+(%rd\d+), (%rd\d+), (-?\d+);")
 
 
-def fenced(ptx: str) -> str:
-    """The text with another fence before every product whose registers are set behind the last one."""
+def repaired(ptx: str) -> str:
+    """The text as it can be assembled: a widened address and different upper halves are put together in two steps."""
     if PRODUCT not in ptx:
         return ptx
-    lines: list[str] = []
-    written: set[str] | None = None  # since the fence, while products are being started
-    for line in ptx.split("\n"):
-        text = line.strip()
-        if text.startswith(FENCE):
-            written = set()
-        elif text.startswith(PRODUCT):
-            used = {r for group in _OPERANDS.findall(text) for r in _REGISTER.findall(group)}
-            if written is not None and used & written:
-                lines.insert(_before_inline(lines), f"\t{FENCE};")
-            written = set()
-        elif text.startswith(END):
-            written = None
-        elif written is not None and (found := _TARGETS.match(text)) is not None:
-            written.update(_REGISTER.findall(found.group(1)))
-        lines.append(line)
-    return "\n".join(lines)
+    uppers: dict[str, set[int]] = {}
+    for _, _, base, number in _CONSTANTS.findall(ptx):
+        uppers.setdefault(base, set()).update({int(number) // HALF} - {0, -1})
+    twice = {base for base in _WIDENED.findall(ptx) if len(uppers.get(base, ())) > 1}
 
+    def apart(found: re.Match[str]) -> str:
+        operation, result, base, number = found.groups()
+        lower, upper = int(number) % HALF, int(number) // HALF * HALF
+        if operation != "add.s64" or base not in twice or upper in (0, -HALF):
+            return found.group(0)
+        return f"add.s64 \t{result}, {base}, {lower};\n\tor.b64 \t{result}, {result}, {upper};"
 
-def _before_inline(lines: list[str]) -> int:
-    """In front of the text that the product is written in."""
-    return len(lines) - 1 if lines and lines[-1].strip() == "// begin inline asm" else len(lines)
+    return _CONSTANTS.sub(apart, ptx) if twice else ptx
 
 
 def assemble(ptx: str, target: Target, exact: bool) -> bytes:

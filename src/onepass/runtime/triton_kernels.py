@@ -23,7 +23,7 @@ import torch
 from ..errors import KernelBuildError
 from ..ir.source import KernelSource
 from ..ir.target import Target
-from .assembler import assemble, fenced, registers_and_spills
+from .assembler import assemble, registers_and_spills, repaired
 from .builders import prelude_digest
 from .cubin import cubin_resources
 from .driver import Driver, driver
@@ -190,7 +190,7 @@ def _machine_code(compiled: Any, source: KernelSource, target: Target) -> tuple[
         spilled = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
         return compiled.asm["hsaco"], int(vector.group(1)) if vector else 0, 4 * int(spilled.group(1)) if spilled else 0
     binary, ptx = compiled.asm["cubin"], compiled.asm["ptx"]
-    if (safe := fenced(ptx)) != ptx:
+    if (safe := repaired(ptx)) != ptx:
         binary, ptx = assemble(safe, target, source.exact), safe
     try:
         registers, stack = cubin_resources(binary)

@@ -300,11 +300,7 @@ class ContractionScheduler:
         return spans
 
     def _is_one_step(self) -> bool:
-        """Whether a sweep is over after its first step: there is nothing to carry.
-
-        It must not be carried, either. Zero times a number is one register for a whole row then, and Triton 3.6 copies
-        it into those of the matrix unit behind the fence that guards them: wrong sums (seen on an H200).
-        """
+        """Whether a sweep is over after its first step: there is nothing to carry, and nothing to skip."""
         extent = self.c.swept.extent.constant
         return extent is not None and extent <= self.tiles.step
 
