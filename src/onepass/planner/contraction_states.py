@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .contractions import Chooser
 
 # Of the rate a product's kernel has without states; with three numbers for each (means and variances); of the time of a
-# kernel that sweeps rows. On one H200 sums and maxima took 0.88 to 1.0 of the time predicted, variances at the first rate
-# 1.6 times that.
+# kernel that sweeps rows. On one H200 sums and maxima took 0.88 to 1.0 of the time predicted; variances, at the first
+# rate, 1.6 times that.
 STATES, MOMENTS, SURELY = 0.95, 0.5, 0.75
 
 
