@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from . import timing
 from .compile_time import compile_times
+from .kept import Kept
 from .measure import forget, measure
 from .plots import floor_plot, roofline_plot
 from .report import markdown
@@ -43,6 +45,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="timed rounds; 9 on the CPU, 30 on a GPU, contractions 12")
     parser.add_argument("--no-compile-time", action="store_true", help="skip the fresh-process measurements")
     parser.add_argument("--sweep", action="store_true", help="60 odd shapes beside Inductor instead of the workloads")
+    parser.add_argument(
+        "--resume", type=Path, help="file that keeps every row as it is measured; rows in it are not repeated"
+    )
     parser.add_argument("--out", type=Path, help="folder for the results; a partial run writes none without it")
     arguments = parser.parse_args()
     chosen = SETS[arguments.set]
@@ -78,6 +83,11 @@ def _start(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _kept(arguments: argparse.Namespace, result: dict[str, Any], what: list[str]) -> Kept:
+    settings = {k: result[k] for k in ("facts", "device", "set", "rounds", "scale")}
+    return Kept(arguments.resume, {**settings, "systems": what})
+
+
 def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every workload by every system that is here."""
     device, workloads = arguments.device, select(arguments.device, arguments.only, arguments.set)
@@ -87,6 +97,7 @@ def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
     result |= {"systems": arguments.systems, "missing": absent, "workloads": {}}
     for system, reason in absent.items():
         _say(f"{system} is not measured: {reason}")
+    kept = _kept(arguments, result, systems)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
         if (
             device == "cuda" and SETS[arguments.set].processes and not arguments.only
@@ -94,7 +105,10 @@ def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
             result["host"], result["host_problems"] = timing.host_cost([s for s in systems if s in TORCH_SYSTEMS])
             forget(device)
         for number, workload in enumerate(workloads, 1):
-            measured = measure(workload, systems, result["scale"], result["rounds"], device, caches)
+            measured = kept.row(
+                workload.name,
+                partial(measure, workload, systems, result["scale"], result["rounds"], device, caches),
+            )
             result["workloads"][workload.name] = measured
             _say(f"[{number}/{len(workloads)}] {workload.name}: {progress_text(measured)}")
     return result
@@ -135,9 +149,10 @@ def main() -> int:
     torch.set_num_threads(os.cpu_count() or 1)
     name = result_name(arguments.device)
     if arguments.sweep:
-        result, text = run_sweep(_start(arguments), arguments.only, arguments.quick, _say)
+        result = _start(arguments)
+        result, text = run_sweep(result, _kept(arguments, result, ["sweep"]), arguments.only, arguments.quick, _say)
         files = {f"{name}-sweep.json": json.dumps(result, indent=1), f"{name}-sweep.md": text}
-        partial, rows = arguments.quick or arguments.only, result["cases"]
+        part, rows = arguments.quick or arguments.only, result["cases"]
     else:
         chosen = SETS[arguments.set]
         name += "" if arguments.set == MEMORY else f"-{arguments.set}"
@@ -147,10 +162,10 @@ def main() -> int:
             run_compile_times(arguments, result)
         files, rows = _files(name, result), result["workloads"]
         text = files[f"{name}.md"]
-        partial = arguments.quick or arguments.only or arguments.systems != list(chosen.systems)
-        partial = partial or (chosen.processes and arguments.no_compile_time)
+        part = arguments.quick or arguments.only or arguments.systems != list(chosen.systems)
+        part = part or (chosen.processes and arguments.no_compile_time)
     print(text)
-    _write(arguments.out or (None if partial else RESULTS), files)
+    _write(arguments.out or (None if part else RESULTS), files)
     return 1 if any(row["problems"] for row in rows.values()) else 0
 
 

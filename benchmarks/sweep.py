@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import functions as f
+from .kept import Kept
 from .measure import measure
 from .report import ceilings_text, cell, facts_lines, floor_seconds, quick_text, summary_text, table
 from .workloads import Arguments, Workload
@@ -138,7 +140,9 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def run_sweep(result: dict[str, Any], only: str, quick: bool, say: Callable[[str], None]) -> tuple[dict[str, Any], str]:
+def run_sweep(
+    result: dict[str, Any], kept: Kept, only: str, quick: bool, say: Callable[[str], None]
+) -> tuple[dict[str, Any], str]:
     """Every case by Inductor and onepass: the numbers and their report."""
     words = [word.strip().lower() for word in only.split(";") if word.strip()]
     cases = [case for case in CASES if not words or any(word in case.name for word in words)]
@@ -149,7 +153,9 @@ def run_sweep(result: dict[str, Any], only: str, quick: bool, say: Callable[[str
     result |= {"systems": SYSTEMS, "limit_elements": limit, "cases": {}}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
         for number, case in enumerate(cases, 1):
-            found = measure(case.workload(limit), SYSTEMS, 1.0, result["rounds"], device, caches)
+            found = kept.row(
+                case.name, partial(measure, case.workload(limit), SYSTEMS, 1.0, result["rounds"], device, caches)
+            )
             ratio = sweep_ratio(found)
             result["cases"][case.name] = {**found, "rows": case.bounded_rows(limit), "ratio": ratio}
             shown = "no ratio" if ratio is None else f"{ratio:.2f}"

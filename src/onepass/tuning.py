@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from .analysis.nest import Refusal
 from .codegen.trial import emit_trial
 from .ir.choice import AS_RULED, FIRST, Adjustment, Choice
+from .ir.expr import Random, postorder
+from .ir.plan import Group
 from .ir.record import CompileRecord, TrialRecord
 from .ir.source import KernelSource, Trial
 from .pipeline import PlannedGraph, emit_kernels, schedule_named
@@ -27,7 +29,7 @@ GAIN = 1.02  # a neighbour is taken if it is faster by more than this
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What tuning may take. The floor of a group is the time its bytes need, and its launches."""
+    """What tuning may take. The floor of a group is what the model predicts: bytes, operations, launches."""
 
     alternatives: int  # of one group
     group_seconds: float  # building included
@@ -35,7 +37,7 @@ class Effort:
     near_floor: float  # a group within so many times its floor stays as the rules have it
 
 
-EFFORTS = {"quick": Effort(4, 1.0, 8.0, 1.12), "max": Effort(24, 20.0, 600.0, 1.03)}
+EFFORTS = {"quick": Effort(4, 1.0, 8.0, 1.25), "max": Effort(24, 20.0, 600.0, 1.03)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class _Tried:
         return bool(mine.spilled_bytes) < bool(others.spilled_bytes) or mine.time_us * GAIN < others.time_us
 
 
-_MOSTLY_LAUNCHING: _Version | Refusal = Refusal("it is mostly launching")
+LAUNCHING = Refusal("it is mostly launching")
+DRAWING = Refusal("drawing random numbers takes most of it, in any layout")
 _Key = tuple[str, str, str, Trial, tuple[str, ...]]
 _decided: dict[_Key, Outcome] = {}  # what this process has found: equal layers of other graphs are not timed again
 
@@ -103,8 +106,12 @@ def tune_groups(
     with alone:
         for name in planned.names:
             predicted_us, floor_us = _expected(planned, name, record)
-            version = _MOSTLY_LAUNCHING
-            if predicted_us >= SMALLEST_US:
+            version: _Version | Refusal
+            if predicted_us < SMALLEST_US:
+                version = LAUNCHING
+            elif planned.options.tune == "quick" and _draws(planned.names[name]):
+                version = DRAWING
+            else:
                 version = _version(planned, name, choices.get(name, FIRST))
             if isinstance(version, Refusal):
                 outcomes[name] = Outcome(AS_RULED, f"not measured: predicted {predicted_us:.3g} us, {version.reason}")
@@ -197,11 +204,16 @@ def _settled(record: TrialRecord, floor_us: float, effort: Effort) -> Outcome | 
     return Outcome(AS_RULED, summary, (replace(record, chosen=True),))
 
 
+def _draws(group: Group) -> bool:
+    return any(isinstance(e, Random) for e in postorder([s.value for s in group.stores]))
+
+
 def _expected(planned: PlannedGraph, name: str, record: CompileRecord) -> tuple[float, float]:
     """What the model predicts of a group, and its floor."""
     found = [k for k in record.kernels if k.name in (name, f"{name}_partial", f"{name}_finish")]
     moved = sum(k.bytes_read + k.bytes_written for k in found)
-    return sum(k.predicted_us for k in found), predict_us(moved, 0.0, len(found), planned.target)
+    predicted = sum(k.predicted_us for k in found)
+    return predicted, max(predicted, predict_us(moved, 0.0, len(found), planned.target))
 
 
 def _version(planned: PlannedGraph, name: str, choice: Choice) -> _Version | Refusal:

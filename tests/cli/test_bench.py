@@ -17,6 +17,7 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import compile_time, sweep, systems, timing
 from benchmarks import measure as measuring
+from benchmarks.kept import Kept
 from benchmarks.plots import floor_plot, roofline_plot
 from benchmarks.report import geometric_mean, markdown
 from benchmarks.sets import CPU, GPU, select
@@ -239,7 +240,7 @@ def test_a_gpu_run_from_end_to_end_on_a_stand_in(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     arguments = SimpleNamespace(
         device="cuda", only="softmax", systems=["eager", "hand"], quick=True, rounds=None, no_compile_time=True,
-        sweep=False, out=tmp_path, set="memory",
+        sweep=False, out=tmp_path, set="memory", resume=None,
     )  # fmt: skip
     monkeypatch.setattr(command, "_arguments", lambda: arguments)
     monkeypatch.setattr(command, "missing", lambda system, device: "")
@@ -383,8 +384,40 @@ def test_the_sweep_reports_ratios_and_problems(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(sweep, "measure", measure)
     said: list[str] = []
-    result, text = sweep.run_sweep(_result(), "softmax;row sum, 3x", False, said.append)
+    result, text = sweep.run_sweep(_result(), Kept(None, {"facts": {}}), "softmax;row sum, 3x", False, said.append)
     assert len(said) == len(result["cases"]) > 10
     lowest = next(name for name, case in result["cases"].items() if case["ratio"] == 0.5)
     assert f"lowest 0.50 ({lowest})" in text and "row sum" not in lowest
     assert text.count(": eager cannot**") == sum(name.startswith("row sum") for name in result["cases"]) > 0
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path, settings = tmp_path / "rows.json", {"facts": {"date": "today", "torch": "2.0"}, "rounds": 3}
+    made: list[str] = []
+
+    def row(name: str) -> dict[str, Any]:
+        made.append(name)
+        return {"seconds": {"eager": len(made) / 10}}
+
+    first = Kept(path, settings)
+    rows = {name: first.row(name, lambda name=name: row(name)) for name in ("a", "b")}  # type: ignore[misc]
+    later = Kept(path, {"facts": {"date": "tomorrow", "torch": "2.0"}, "rounds": 3})
+    assert {name: later.row(name, lambda: row("again")) for name in ("a", "b")} == rows and made == ["a", "b"]
+    assert later.row("c", lambda: row("c")) == {"seconds": {"eager": 0.3}}
+    assert set(Kept(path, settings).rows) == {"a", "b", "c"} and [p.name for p in tmp_path.iterdir()] == ["rows.json"]
+
+
+@pytest.mark.parametrize(("text", "said"), [("nonsense", "holds no measurements"), ("{}", "holds no measurements")])
+def test_a_file_without_measurements(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    with pytest.raises(SystemExit, match=said):
+        Kept(path, {"facts": {}})
+    assert path.read_text() == text
+
+
+def test_measurements_of_another_kind_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    Kept(path, {"facts": {"torch": "2.0"}, "rounds": 3}).row("a", dict)
+    with pytest.raises(SystemExit, match="other facts, rounds"):
+        Kept(path, {"facts": {"torch": "2.1"}, "rounds": 5})

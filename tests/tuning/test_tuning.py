@@ -133,6 +133,16 @@ def test_the_rules_stay_where_no_other_is_clearly_faster(script: list[float], ch
 
 
 @pytest.mark.parametrize("tune", ["quick", "max"])
+def test_kernels_that_draw(tune: str, chip: str) -> None:
+    """Instructions bound them, whatever the layout: only who asks for everything has them measured."""
+    graph = planned(lambda x: torch.nn.functional.dropout(x, 0.5), torch.randn(LARGE), tune=tune)
+    stopwatch = Scripted([1e3], chip)
+    outcome = one(graph, stopwatch)
+    assert bool(stopwatch.asked) == (tune == "max")
+    assert ("random numbers" in outcome.summary) == (tune == "quick")
+
+
+@pytest.mark.parametrize("tune", ["quick", "max"])
 def test_what_is_at_its_floor_is_left_alone(tune: str, chip: str) -> None:
     near = EFFORTS[tune].near_floor
     graph = planned(scaled, torch.randn(LARGE), tune=tune)
