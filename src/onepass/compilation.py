@@ -16,7 +16,7 @@ from .autograd.exact import needs_exact
 from .errors import KernelBuildError
 from .explain.debug import build_progress, report_stage
 from .explain.planning import is_planning
-from .ir.choice import AS_RULED, FIRST, Choice
+from .ir.choice import AS_RULED, FIRST, Choice, group_name
 from .ir.host_json import MalformedProgram
 from .ir.options import Options
 from .ir.record import CompileRecord, DecisionRecord, KernelRecord, stage
@@ -72,7 +72,7 @@ def compile_graph(
     report_stage(options, record)
     if wrapper is not None:
         compiled = replace(compiled, call=wrapper(compiled.call))
-    if cache is not None and key is not None:
+    if cache is not None and key is not None and record.cache == "miss":
         save_graph(cache, key, entry, constants)
     return compiled
 
@@ -131,6 +131,8 @@ def _compile(
         for kernel in record.kernels:
             if (outcome := outcomes.get(kernel.name.removesuffix("_partial"))) is not None:
                 kernel.tuning, kernel.trials = outcome.summary, list(outcome.trials)
+    if judge is not None and judge.left_open and cache is not None:
+        record.cache = "not kept"  # what another time may find
     record.decisions[:0] = notes
     return entry, wrapper, _loaded(entry, kernels, record, graph)
 
@@ -141,7 +143,7 @@ def _after_spills(spilling: Sequence[KernelRecord], choices: dict[str, Choice], 
     First without states that are carried over long rows, then for half as many operations.
     """
     for kernel in spilling:
-        name = _group_name(kernel)
+        name = group_name(kernel.name)
         choices[name] = Choice(choices.get(name, FIRST).candidate + 1)
     if max(c.candidate for c in choices.values()) <= MOST_CANDIDATES:
         return target
@@ -153,15 +155,11 @@ def _after_spills(spilling: Sequence[KernelRecord], choices: dict[str, Choice], 
 
 
 def _spill_note(kernel: KernelRecord, choices: dict[str, Choice]) -> DecisionRecord:
-    tried = choices.get(_group_name(kernel), FIRST).candidate
+    tried = choices.get(group_name(kernel.name), FIRST).candidate
     reason = f"schedule {tried} spills {kernel.spilled_bytes} bytes at {kernel.registers} registers"
     if not kernel.spilled_bytes:
         reason = f"schedule {tried} needs {kernel.shared_bytes} bytes of shared memory"
     return DecisionRecord(kernel.name, kernel.name, "spill", False, reason, 0.0, 0)
-
-
-def _group_name(kernel: KernelRecord) -> str:
-    return kernel.name.removesuffix("_partial").removesuffix("_finish")
 
 
 def _build(entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None) -> Sequence[LoadedKernel]:

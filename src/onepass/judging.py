@@ -54,6 +54,7 @@ class Judge:
         self._made_by = f"{environment_key()} {workshop.builder.fingerprint()} {needs_exact(graph)}"
         self._answers: dict[str, Verdict] = {}
         self._end: float | None = None
+        self.left_open = False  # something could not be measured now, but might be another time
 
     def __call__(self, target: Target, together: Regions, apart: Regions) -> Verdict:
         """What both ways take on the device; `problem` where that cannot be known."""
@@ -71,6 +72,7 @@ class Judge:
         if self._end is None:
             self._end = now + EFFORTS[self.options.tune].graph_seconds
         if now >= self._end:
+            self.left_open = True
             return Verdict(problem="the time for measuring is spent")
         try:
             verdict = self._measured(target, together, apart)
@@ -103,6 +105,7 @@ class Judge:
         with alone:
             race = self.workshop.stopwatch.race(runs, most)
         if race.problem:
+            self.left_open = True
             return Verdict(problem=race.problem)
         together_us, apart_us = race.times_us
         return Verdict(together_us, apart_us)
@@ -127,7 +130,7 @@ class Judge:
         parts = [self._made_by, self.workshop.stopwatch.chip, str(target)]
         for regions in (together, apart):
             place = {s: n for n, s in enumerate(regions.program.statements)}
-            parts += [f"{[place[d] for d in (*r.members, *r.again)]} {r.beside}" for r in regions.regions]
+            parts += [f"{[place[d] for d in (*r.members, *r.again)]} {r.beside} {r.tiled}" for r in regions.regions]
             parts.append(structure(regions.program))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

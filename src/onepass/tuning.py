@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from .analysis.nest import Refusal
 from .codegen.trial import emit_trial
-from .ir.choice import AS_RULED, FIRST, Adjustment, Choice
+from .ir.choice import AS_RULED, FIRST, Adjustment, Choice, group_name
 from .ir.expr import Random, postorder
 from .ir.plan import Group
 from .ir.record import CompileRecord, TrialRecord
@@ -210,7 +210,7 @@ def _draws(group: Group) -> bool:
 
 def _expected(planned: PlannedGraph, name: str, record: CompileRecord) -> tuple[float, float]:
     """What the model predicts of a group, and its floor."""
-    found = [k for k in record.kernels if k.name in (name, f"{name}_partial", f"{name}_finish")]
+    found = [k for k in record.kernels if group_name(k.name) == name]
     moved = sum(k.bytes_read + k.bytes_written for k in found)
     predicted = sum(k.predicted_us for k in found)
     return predicted, max(predicted, predict_us(moved, 0.0, len(found), planned.target))

@@ -145,6 +145,22 @@ def test_point_wise_work_after_it_is_one_kernel_more() -> None:
     assert calls(e) == 1 and len(e.kernels) == 1
 
 
+@pytest.mark.parametrize("width", [64, 2048])
+def test_what_follows_is_not_computed_from_what_the_library_keeps_to_itself(width: int) -> None:
+    """The next product reads the call's result, whatever else it computes again."""
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(plain(q, k, v).transpose(1, 2).reshape(4, 4096, 2048)) @ w
+
+    assert calls(planned(layer, LARGE, LARGE, LARGE, (2048, width))) == 1
+
+
+@pytest.mark.parametrize("scale", [100.0, 500.0, 5000.0])
+def test_large_scales(scale: float) -> None:
+    e = planned(lambda q, k, v: torch.softmax(q @ k.mT * scale, -1) @ v, LARGE, LARGE, LARGE)
+    assert calls(e) <= 1 and e.decisions
+
+
 def test_inside_a_layer() -> None:
     """Projections before and after it; the result has the layout that the next one reads, without a copy."""
 

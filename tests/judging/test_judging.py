@@ -31,7 +31,7 @@ from onepass.runtime.triton_kernels import Built
 from tests.judging.racing import Running, Scripted
 from tests.tuning.planned import traced
 
-KINDS = ("chain", "rows", "product", "beside")
+KINDS = ("chain", "rows", "tiles", "product", "beside")
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "masked": (masked, normal((2, 37, 16), (2, 41, 16), (2, 41, 24)), "chain"),
     "projections": (projections, normal((37, 24), (32, 24), (19, 24), (16, 24)), "beside"),
     "rows": (rows, normal((37, 24), (24, 50)), "rows"),
-    "statistics": (statistics, normal((37, 24), (24, 50)), "rows"),
+    "statistics": (statistics, normal((37, 24), (24, 50)), "tiles"),
     "computed again": (scaled_weights, normal((37, 24), (24, 19), (1, 19)), "product"),
 }
 
@@ -235,6 +235,30 @@ def test_a_problem_is_not_kept() -> None:
     second = compiled(function, stopwatch, *inputs, cache=False)
     assert decided(first)[0].reason.endswith("; not measured: out of memory") and decided(first)[0].accepted
     assert decided(second)[0].reason.startswith("measured 50.0 us")
+
+
+def test_a_plan_that_another_time_may_change_is_not_kept() -> None:
+    """Memory was short, or time was: the next process asks again."""
+    function, inputs, _ = PROGRAMS["gelu"]
+    stopwatch = Scripted("problem again", ["out of memory", (50.0, 40.0)])
+    first, second, third = (compiled(function, stopwatch, *inputs) for _ in range(3))
+    assert [r.record.cache for r in (first, second, third)] == ["not kept", "miss", "hit"]
+    assert decided(second)[0].reason.startswith("measured 50.0 us") and len(stopwatch.races) == 2
+
+
+def test_states_of_tiles_and_swept_rows_are_two_questions() -> None:
+    """The same operations as another kernel."""
+    stopwatch = Scripted("tiles", [(90.0, 50.0), (40.0, 50.0)])
+
+    def norms(x: Tensor, w: Tensor) -> Tensor:
+        return torch.linalg.vector_norm((x @ w).float(), dim=-1)
+
+    result = compiled(norms, stopwatch, *normal((64, 32), (32, 300)))
+    assert {d.kind: d.accepted for d in decided(result) if d.kind in ("tiles", "rows")} == {
+        "tiles": False,
+        "rows": True,
+    }
+    assert len(stopwatch.races) == 2
 
 
 def with_products(monkeypatch: pytest.MonkeyPatch, built: Built | None) -> None:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import onepass
 from onepass.runtime import triton_kernels
 from onepass.runtime.assembler import repaired
+from onepass.runtime.device import runs_here
 
 UPPER, OTHER = -4611685949707911168, -9223371899415822336
 TEXT = f"""
@@ -43,6 +44,12 @@ def test_two_upper_halves_of_one_address() -> None:
 def test_one_upper_half_or_no_product(old: str) -> None:
     text = TEXT.replace(old, f"{UPPER + 2}" if old.startswith("-") else "mma")
     assert repaired(text) == text
+
+
+def test_no_gpu_runs_nothing() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert not runs_here("sm_90")
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -200,7 +200,8 @@ def _scale(value: Expr, scores: Expr, values: Expr, masks: _Masks) -> float | Re
         far = (0.0, -FAR, FAR)[sample % 3] / scale
         s, v = ([draw.uniform(-2, 2) for _ in range(KEYS)] for _ in range(2))
         seen = [not masks.found or k == 0 or draw.random() < 0.5 for k in range(KEYS)]
-        weights = [math.exp(scale * x) if one else 0.0 for x, one in zip(s, seen, strict=True)]
+        top = max(x for x, one in zip(s, seen, strict=True) if one)
+        weights = [math.exp(scale * (x - top)) if one else 0.0 for x, one in zip(s, seen, strict=True)]
         expected = sum(w * x for w, x in zip(weights, v, strict=True)) / sum(weights)
         shifted = [x + far + (0.0 if one else FAR / scale) for x, one in zip(s, seen, strict=True)]  # what is not seen
         if not math.isclose(result(shifted, v, seen), expected, rel_tol=1e-6, abs_tol=1e-6):

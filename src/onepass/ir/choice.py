@@ -6,6 +6,7 @@ per thread (a kernel spilled), or for one that differs from the rules' own by a 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 
 
@@ -52,3 +53,8 @@ def _step_text(name: str, doublings: int) -> str:
     if name == "stages":
         return "other stages"
     return f"{name} x {1 << doublings}" if doublings > 0 else f"{name} / {1 << -doublings}"
+
+
+def group_name(kernel: str) -> str:
+    """The name of the group that a kernel belongs to."""
+    return re.sub(r"_(partial|finish\d*)$", "", kernel)

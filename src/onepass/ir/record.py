@@ -83,7 +83,7 @@ class CompileRecord:
     bytes_minimum: int = 0
     saved_bytes: int = 0  # tensors a forward graph keeps for its backward, beyond the graph's inputs
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    cache: str = "miss"  # "hit" | "miss" | "off"
+    cache: str = "miss"  # "hit" | "miss" | "off" | "not kept": close calls could not be measured now
     fallback: str = ""  # why the whole graph runs as eager, if it does
     key: str = ""
 

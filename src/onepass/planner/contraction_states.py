@@ -108,7 +108,8 @@ def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool
     accepted = together < apart
     reason = f"predicted {together:.1f} us with states of tiles ({why}), {apart:.1f} us by the library and one more"
     if accepted and together > SURELY * (swept := row_time(chooser, product)) and swept < apart:
-        accepted, reason = False, f"{reason}, {swept:.1f} us in one kernel"
+        chooser.decisions.append(Decision(first, last, "tiles", False, f"{reason}, {swept:.1f} us in one kernel"))
+        return False
     decision = Decision(first, last, "tiles", accepted, reason, apart - together)
     if not anyway:
         decision = chooser.settle(decision, Times(together, apart), Region(members, again, tiled=True))

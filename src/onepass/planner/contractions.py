@@ -316,6 +316,7 @@ class Chooser:
             self.elsewhere |= offer.reads
             self.calls |= dict.fromkeys(offer.members, offer.extern(reason))
             self.products = [s for s in self.products if s.contraction not in self.calls]
+            self.cheap.clear()  # chains end at what the library makes
         return accepted
 
     def answer(self, members: tuple[Define, ...], again: tuple[Define, ...], decision: Decision) -> bool:
@@ -360,7 +361,8 @@ class Chooser:
         return tuple(sorted(found, key=self.order.__getitem__))
 
     def _is_point_wise(self, define: Define) -> bool:
-        return define.buffer not in self.product_of and not reductions([define.value])
+        made = define.buffer in self.product_of or define in self.calls
+        return not made and not reductions([define.value])
 
     def _chain(self, define: Define) -> set[Define]:
         """A point-wise value and those it is made of, back to what must be read."""

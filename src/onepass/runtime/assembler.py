@@ -33,7 +33,7 @@ def repaired(ptx: str) -> str:
     def apart(found: re.Match[str]) -> str:
         operation, result, base, number = found.groups()
         lower, upper = int(number) % HALF, int(number) // HALF * HALF
-        if operation != "add.s64" or base not in twice or upper in (0, -HALF):
+        if operation != "add.s64" or base not in twice or upper in (0, -HALF) or lower >= HALF // 2:
             return found.group(0)
         return f"add.s64 \t{result}, {base}, {lower};\n\tor.b64 \t{result}, {result}, {upper};"
 

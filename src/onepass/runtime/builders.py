@@ -42,5 +42,6 @@ class InterpretedBuilder:
 
 @functools.cache
 def prelude_digest() -> str:
-    """Changes with the prelude that generated Triton calls."""
-    return hashlib.sha256((PRELUDE_FOLDER / "triton_prelude.py").read_bytes()).hexdigest()
+    """Changes with the prelude that generated Triton calls, and with what is done to its machine code."""
+    files = (PRELUDE_FOLDER / "triton_prelude.py", Path(__file__).with_name("assembler.py"))
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()

@@ -109,7 +109,8 @@ def _ready(device: torch.device, wanted: int) -> Iterator[None]:
     with torch.cuda.device(device), without_modes(), plain_dispatch(), torch.no_grad():
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("a CUDA graph is being captured")
-        free = torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
         if wanted * MEMORY_SHARE > free:
             raise RuntimeError(f"its tensors take {wanted} bytes of {free} free ones")
         with torch.autocast(device.type, enabled=False):

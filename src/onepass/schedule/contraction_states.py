@@ -89,7 +89,7 @@ def schedule_tile_states(
     products = StateScheduler(c, target, candidate, name)
     kernels: list[Kernel] = [products.build(f"{name}_partial", origins)]
     for domain in dict.fromkeys(s.domain for s in c.waiting):
-        ending = f"{name}_finish" if len(kernels) == 1 else f"{name}_{len(kernels)}_finish"
+        ending = f"{name}_finish{'' if len(kernels) == 1 else len(kernels)}"
         kernels.append(TileScheduler(_merged(products, domain), target).build(ending, origins))
     return ScheduledGroup(tuple(kernels), tuple(b for buffers in products.workspace.values() for b in buffers))
 
