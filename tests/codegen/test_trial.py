@@ -55,7 +55,7 @@ def test_trials_run(name: str) -> None:
     state = torch.get_rng_state()
     for trial, sources in trials(graph):
         assert isinstance(trial, Trial)
-        tensors = stand_ins(trial, torch.device("cpu"))
+        tensors = stand_ins(trial.stand_ins, torch.device("cpu"))
         for tensor, wanted in zip(tensors, trial.stand_ins, strict=True):
             assert tensor.shape == tuple(map(int, wanted.shape)) and tensor.stride() == tuple(map(int, wanted.strides))
             assert tensor.dtype is getattr(torch, wanted.dtype)

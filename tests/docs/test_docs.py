@@ -40,11 +40,11 @@ Options that change code are part of the cache key; the others only print or che
 ## Tuning
 
 How a kernel is cut into tiles follows from rules. Where a kernel runs on a GPU of this machine and its first
-measurement is more than 1.12 times the time its bytes need (`max`: 1.03), neighbours of what the rules say are built
+measurement is more than 1.25 times the predicted time (`max`: 1.03), neighbours of what the rules say are built
 and timed too: other numbers of warps, other tiles, loads that run ahead or do not. `quick` tries at most 4 for at
 most about a second per kernel, 8 seconds per graph, `max` 24; one is taken if it is faster by more than 2 %, and
 never one that spills registers where another does not. Nothing is measured for kernels predicted below 10 µs, for
-targets that are not here, on CPUs, for fake tensors, while a CUDA graph is captured, or where the tensors would take
+targets that are not here, on CPUs, for `explain` on fake tensors, while a CUDA graph is captured, or where the tensors would take
 more than a quarter of the free memory. What was tried is in `explain`; the choice is stored with the compiled graph,
 so a warm start measures nothing.
 

@@ -20,7 +20,7 @@ from onepass.ir.record import CompileRecord
 from onepass.ir.target import find_target
 from onepass.ir.verify import verify_program
 from onepass.pipeline import PlannedGraph, plan_graph
-from onepass.planner import close_calls
+from onepass.planner import close_calls, contractions
 from onepass.planner.close_calls import CloseCalls, Times, Verdict
 from onepass.planner.regions import Regions
 
@@ -120,8 +120,9 @@ def test_a_kernel_that_spills_loses() -> None:
     assert not decision.accepted and decision.reason.startswith("its kernel spills 64 bytes; predicted 54.8 us")
 
 
-def test_what_is_done_anyway_is_no_gain() -> None:
+def test_what_is_done_anyway_is_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum over rows would compute GELU in passing: of what is measured apart, a trip through memory is its own."""
+    monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
 
     def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return gelu(x, w, b).sum(0)
@@ -153,7 +154,8 @@ def test_regions_of_one_product_are_asked_about_twice_at_most(monkeypatch: pytes
     assert not any(d.accepted for d in decided(planned(function, spent, (4096, 1024), (1024, 4096))))
 
 
-def test_rows() -> None:
+def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
     for verdict in (ONE_KERNEL, LIBRARY):
         judge = Asked([verdict])
         found = [
