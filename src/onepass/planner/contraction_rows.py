@@ -55,23 +55,36 @@ def row_time(chooser: Chooser, product: Define) -> float:
 # --- the region ---
 
 
+class Followers:
+    """Definitions that read a product, or what was added since: each once, in the program's order."""
+
+    def __init__(self, chooser: Chooser, product: Define) -> None:
+        self.chooser = chooser
+        self.seen: set[Define] = set()
+        self._waiting: list[tuple[int, Define]] = []
+        self.add(product)
+
+    def add(self, define: Define) -> None:
+        """Its readers follow, too."""
+        for d in self.chooser.readers.get(define.buffer, ()):
+            if d not in self.seen:
+                self.seen.add(d)
+                heapq.heappush(self._waiting, (self.chooser.order[d], d))
+
+    def __iter__(self) -> Iterator[Define]:
+        while self._waiting:
+            yield heapq.heappop(self._waiting)[1]
+
+
 def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...]:
     """The product and all that follows from its rows, in order; () if nothing reduces them."""
     columns: dict[Buffer, int | None] = {product.buffer: column}  # which dimension is the columns; None: none is
     members, reduces = {product: None}, False
     rows = numel(product.axes) // max(1, estimate(product.dimensions[column].extent))
-    waiting: list[tuple[int, Define]] = []
-    seen: set[Define] = set()
-
-    def readers(define: Define) -> None:
-        for d in chooser.readers.get(define.buffer, ()):
-            if d not in seen:
-                seen.add(d)
-                heapq.heappush(waiting, (chooser.order[d], d))
-
-    readers(product)
-    while waiting and len(members) < MOST_MEMBERS:
-        _, d = heapq.heappop(waiting)
+    followers = Followers(chooser, product)
+    for d in followers:
+        if len(members) >= MOST_MEMBERS:
+            break
         if d in chooser.taken or d.buffer in chooser.product_of or waits(chooser, d, columns.keys()):
             continue
         kind = _kind(d, columns, rows)
@@ -80,7 +93,7 @@ def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...
         columns[d.buffer] = kind if kind >= 0 else None
         members[d] = None
         reduces |= bool(reductions([d.value])) and kind < 0
-        readers(d)
+        followers.add(d)
     return tuple(members) if reduces else ()
 
 

@@ -7,7 +7,6 @@ result anyway could reduce it in passing: then nothing is gained, and the predic
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 from math import ceil, inf, prod
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from ..ir.plan import Decision, Store
 from ..ir.program import Buffer, Define, Extern
 from ..ir.target import Target
 from .close_calls import Times
-from .contraction_rows import MOST_MEMBERS, joined, library_and_one, row_time, scalar_work, waits
+from .contraction_rows import MOST_MEMBERS, Followers, joined, library_and_one, row_time, scalar_work, waits
 from .cost import nest_cost, predict_us
 from .regions import TILE, Region, tiles_of
 
@@ -59,18 +58,10 @@ def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tupl
     size = numel(product.axes)
     whole, made, late = {product.buffer}, set[Buffer](), set[Buffer]()  # all positions of the product; reduced; waiting
     early, after = [product], list[Define]()
-    seen: set[Define] = set()
-    waiting: list[tuple[int, Define]] = []
-
-    def readers(define: Define) -> None:
-        for d in chooser.readers.get(define.buffer, ()):
-            if d not in seen:
-                seen.add(d)
-                heapq.heappush(waiting, (chooser.order[d], d))
-
-    readers(product)
-    while waiting and len(seen) < 2 * MOST_MEMBERS:
-        _, d = heapq.heappop(waiting)
+    followers = Followers(chooser, product)
+    for d in followers:
+        if len(followers.seen) >= 2 * MOST_MEMBERS:
+            break
         read, reduces = {*loaded(d.value)}, bool(reductions([d.value]))
         if d in chooser.taken or d.buffer in chooser.product_of or waits(chooser, d, whole | made | late):
             continue
@@ -87,7 +78,7 @@ def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tupl
         else:
             (whole if large else made).add(d.buffer)
             early.append(d)
-        readers(d)
+        followers.add(d)
     return tuple(early), tuple(after)
 
 
