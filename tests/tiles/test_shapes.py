@@ -104,3 +104,12 @@ def test_long_rows_that_few_programs_would_read_twice_are_shared_out() -> None:
     assert "c0[132]: grid; c1[262144]: swept" in first.schedule
     assert "c0[132]: swept by 16; c1[262144]: grid x tile 128" in second.schedule
     assert len(kernels(norm, trained(1320, 262144), "forward")) == 1
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_long_rows_across_memory_are_not_swept_twice(transposed: bool) -> None:
+    """Centred rows: what needs the mean is a kernel of its own only where reading the rows again costs as much."""
+    with FakeTensorMode():
+        x = torch.empty(4097, 65520, dtype=torch.float16).t() if transposed else torch.empty(65520, 4097).half()
+        e = onepass.explain(lambda x: x - x.mean(-1, keepdim=True), x, target="sm_90", options={"cache": False})
+    assert len(e.kernels) == (2 if transposed else 1)

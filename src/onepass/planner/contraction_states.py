@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..analysis.access import estimate, numel, storage_bytes, tile_elements
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.legality import analyse, programs_of
-from ..analysis.nest import Nest, Refusal, swept_again
+from ..analysis.nest import Nest, Refusal, across_again, swept_again
 from ..analysis.tile_states import TileContraction, contract_tiles
 from ..ir.expr import Reduce, postorder
 from ..ir.monoids import MONOIDS
@@ -175,9 +175,9 @@ def _kernel_us(chooser: Chooser, defines: list[Define]) -> float:
     nest = analyse([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored], chooser.target)
     if isinstance(nest, Refusal):
         return inf
-    return (
-        nest_cost(nest, chooser.target).time_us + _read_twice(nest, chooser.target) / chooser.target.memory_bytes_per_us
-    )
+    target = chooser.target
+    twice = 0 if across_again(nest, target) else _read_twice(nest, target)  # the model counts the former itself
+    return nest_cost(nest, target).time_us + twice / target.memory_bytes_per_us
 
 
 def _read_twice(nest: Nest, target: Target) -> int:
