@@ -30,6 +30,7 @@ from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.random import reset_streams
 from .runtime.device import current_chip
+from .runtime.launcher import start_launcher
 
 Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -109,6 +110,8 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def backend(graph: GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         reset_streams()
+        if any(isinstance(i, torch.Tensor) and i.is_cuda for i in example_inputs):
+            start_launcher()  # while graphs are traced
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled
 

@@ -16,10 +16,11 @@ from .autograd.exact import needs_exact
 from .errors import KernelBuildError
 from .explain.debug import build_progress, report_stage
 from .explain.planning import is_planning
-from .ir.choice import AS_RULED, FIRST, Choice, group_name
+from .ir.choice import AS_RULED, FIRST
 from .ir.host_json import MalformedProgram
+from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
-from .ir.record import CompileRecord, DecisionRecord, KernelRecord, stage
+from .ir.record import CompileRecord, DecisionRecord, stage
 from .ir.target import Target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
 from .runtime.builders import INTERPRETED, builder_for
@@ -32,8 +33,6 @@ from .runtime.stopwatch import Stopwatch, stopwatch_for
 
 if TYPE_CHECKING:
     from .pipeline import Wrapper
-
-MOST_CANDIDATES = 2  # schedules of a group beside the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +88,20 @@ def _compile(
     """Plan, schedule and build; what spills is scheduled or planned again, what is slow may be adjusted."""
     from .judging import Judge  # here, because a hit does without
     from .pipeline import PlannedGraph, compile_entry, plan_graph
+    from .spills import Spills
     from .tuning import Workshop, tune_groups
 
     workshop = Workshop(builder, cache, timer) if timer is not None else None
     judge = Judge(graph, options, workshop) if workshop is not None else None
 
-    def plan(target: Target) -> PlannedGraph:
-        return plan_graph(graph, target, options, record, None if judge is None else partial(judge, target))
+    def plan(target: Target, limits: Limits = NO_LIMITS) -> PlannedGraph:
+        return plan_graph(graph, target, options, record, None if judge is None else partial(judge, target), limits)
 
-    choices: dict[str, Choice] = {}
     notes: list[DecisionRecord] = []
+    spills = Spills(notes)
     planned = plan(target)
     while True:
+        choices = spills.choices(planned)
         entry, wrapper = compile_entry(planned, record, choices)
         try:
             kernels = _build(entry, record, builder, cache)
@@ -110,16 +111,13 @@ def _compile(
                 raise
             reason = f"a kernel could not be built: {str(error).splitlines()[0]}"
             notes.append(DecisionRecord("plan", "plan", "product", False, reason, 0.0, 0))
-            choices.clear()
-            planned = plan(replace(planned.target, products_per_us=0.0))
+            planned = plan(replace(planned.target, products_per_us=0.0), planned.limits)
             continue
-        spilling = [k for k in record.kernels if k.spilled_bytes > 0 or k.shared_bytes > target.shared_bytes]
-        if not spilling or planned.target.members_per_kernel == 1:
+        limits = spills.after(planned, record.kernels)
+        if limits is not planned.limits:
+            planned = plan(planned.target, limits)
+        elif spills.choices(planned) == choices:
             break
-        notes += [_spill_note(k, choices) for k in spilling]
-        narrowed = _after_spills(spilling, choices, planned.target)
-        if narrowed is not planned.target:
-            planned = plan(narrowed)
     if workshop is not None and record.kernels:
         with stage(record, "tune"):
             outcomes = tune_groups(planned, choices, record, workshop)
@@ -135,31 +133,6 @@ def _compile(
         record.cache = "not kept"  # what another time may find
     record.decisions[:0] = notes
     return entry, wrapper, _loaded(entry, kernels, record, graph)
-
-
-def _after_spills(spilling: Sequence[KernelRecord], choices: dict[str, Choice], target: Target) -> Target:
-    """Ask for the next schedule of what spilled; where there is none, plan for less in a kernel.
-
-    First without states that are carried over long rows, then for half as many operations.
-    """
-    for kernel in spilling:
-        name = group_name(kernel.name)
-        choices[name] = Choice(choices.get(name, FIRST).candidate + 1)
-    if max(c.candidate for c in choices.values()) <= MOST_CANDIDATES:
-        return target
-    choices.clear()
-    if target.carried_bytes:
-        return replace(target, carried_bytes=0)
-    most = max(len(k.operations) for k in spilling)
-    return replace(target, members_per_kernel=max(1, min(target.members_per_kernel, most) // 2))
-
-
-def _spill_note(kernel: KernelRecord, choices: dict[str, Choice]) -> DecisionRecord:
-    tried = choices.get(group_name(kernel.name), FIRST).candidate
-    reason = f"schedule {tried} spills {kernel.spilled_bytes} bytes at {kernel.registers} registers"
-    if not kernel.spilled_bytes:
-        reason = f"schedule {tried} needs {kernel.shared_bytes} bytes of shared memory"
-    return DecisionRecord(kernel.name, kernel.name, "spill", False, reason, 0.0, 0)
 
 
 def _build(entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None) -> Sequence[LoadedKernel]:

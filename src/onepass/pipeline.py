@@ -20,6 +20,7 @@ from .explain.checking import checked, observed
 from .explain.measure import measure
 from .ir.choice import FIRST, Choice
 from .ir.kernel import Kernel, ScheduledGroup
+from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
 from .ir.plan import FusionPlan, Group
 from .ir.program import Program
@@ -52,12 +53,21 @@ class PlannedGraph:
     program: Program
     plan: FusionPlan
     names: dict[str, Group]
+    limits: Limits = NO_LIMITS
 
 
 def plan_graph(
-    graph: GraphModule, target: Target, options: Options, record: CompileRecord, judge: Judge | None = None
+    graph: GraphModule,
+    target: Target,
+    options: Options,
+    record: CompileRecord,
+    judge: Judge | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> PlannedGraph:
-    """What a graph computes and which operations share a kernel. `judge`: measures what prediction leaves open."""
+    """What a graph computes and which operations share a kernel.
+
+    `judge`: measures what prediction leaves open. `limits`: of operations whose kernels spilled.
+    """
     with stage(record, "lower"):
         device = "" if target.language == "c" else kernel_device(graph)
         program = lower_graph(
@@ -69,18 +79,20 @@ def plan_graph(
         )
         verify_program(program)
     with stage(record, "plan"):
-        regions = choose_contractions(program, target, options, judge)
-        return plan_regions(graph, regions, target, options)
+        regions = choose_contractions(program, target, options, judge, limits)
+        return plan_regions(graph, regions, target, options, limits)
 
 
-def plan_regions(graph: GraphModule, regions: Regions, target: Target, options: Options) -> PlannedGraph:
+def plan_regions(
+    graph: GraphModule, regions: Regions, target: Target, options: Options, limits: Limits = NO_LIMITS
+) -> PlannedGraph:
     """The plan of a program, or of a part of it, whose matrix products are decided on."""
     program = regions.program
-    plan = plan_fusion(regions, target, options)
+    plan = plan_fusion(regions, target, options, limits)
     verify_plan(program, plan)
     groups = [step for step in plan.steps if isinstance(step, Group)]
     names = {f"k{number}_{_stem(group)}": group for number, group in enumerate(groups)}
-    return PlannedGraph(graph, target, options, program, plan, names)
+    return PlannedGraph(graph, target, options, program, plan, names, limits)
 
 
 def compile_entry(
@@ -104,7 +116,8 @@ def compile_entry(
 
 def schedule_named(planned: PlannedGraph, name: str, choice: Choice) -> ScheduledGroup:
     """The kernels of one group as a choice has them."""
-    scheduled = schedule_group(planned.names[name], planned.target, name, choice)
+    group = planned.names[name]
+    scheduled = schedule_group(group, planned.limits.narrowed(planned.target, group.members), name, choice)
     for kernel in scheduled.kernels:
         verify_kernel(kernel)
     return scheduled
@@ -121,7 +134,7 @@ def emit_kernels(
     for position, kernel in enumerate(kernels):
         if target.language == "triton":  # waiting costs a little, and what comes before a graph is seldom a kernel
             overlaps = target.overlaps and (position > 0 or not leading)
-            source = emit_triton(kernel, exact, target.hardware_tanh, overlaps)
+            source = emit_triton(kernel, exact, overlaps)
         else:
             source = emit_c(kernel)  # never contracts
         if source.key not in by_key:

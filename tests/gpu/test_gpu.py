@@ -154,6 +154,18 @@ def test_offsets_beyond_32_bits() -> None:
     assert y[2, -6:].tolist() == [2, 3, 3, 3, 3, 3] and int(y[0, 0]) == 2
 
 
+@pytest.mark.parametrize("first", [(64, 4096), (63, 4099)])
+def test_sizes_that_are_multiples_of_8_or_not(first: tuple[int, int]) -> None:
+    """Whichever size comes first, later ones get a variant that does not assume it; so does a pointer off 16 bytes."""
+    run = compiled(lambda x: (F.gelu(x).softmax(-1), x.sum(0)), dynamic=True)
+    space = randn(70 * 5000, dtype=torch.bfloat16)
+    for rows, columns, start in [(*first, 0), (64, 4099, 0), (63, 4096, 0), (40, 520, 0), (64, 4096, 3), (17, 33, 1)]:
+        x = space[start : start + rows * columns].view(rows, columns)
+        exact = x.double()
+        for ours, expected in zip(run(x), (F.gelu(exact).softmax(-1), exact.sum(0)), strict=True):
+            close(ours, expected, torch.bfloat16)
+
+
 def test_dynamic_sizes() -> None:
     run = torch.compile(lambda x: F.layer_norm(x, x.shape[-1:]).softmax(0), backend="onepass", dynamic=True)
     for rows, columns in ((7, 30), (64, 1000), (300, 4097), (2, 2)):

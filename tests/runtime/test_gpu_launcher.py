@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from onepass.runtime.triton_kernels import MISALIGNED, _Kernel, _launcher, _Matrix
+from onepass.errors import CompilerNotFound
+from onepass.runtime import launcher as launching
+from onepass.runtime.triton_kernels import ANY_POINTERS, ANY_SIZES, _Kernel, _launcher, _Matrix
 
 LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
@@ -17,7 +19,7 @@ ENCODE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p,
     *[ctypes.POINTER(ctypes.c_uint64)] * 2, *[ctypes.POINTER(ctypes.c_uint32)] * 2, *[ctypes.c_int] * 4,
 )  # fmt: skip
-ALIGNED, GENERAL = 11, 22
+ALIGNED, PLAIN, GENERAL = 11, 33, 22
 
 
 class Attribute(ctypes.Structure):
@@ -53,7 +55,7 @@ class Driver:
     def _launch(self, function: int, programs: int, *rest: Any) -> int:
         arguments = rest[-2]
         plain = [word(arguments[k], ctypes.c_uint64) for k in range(self.count)]
-        if function == ALIGNED:
+        if function in (ALIGNED, PLAIN):
             at = self.count
             plain += [word(arguments[at], ctypes.c_uint64)]
             plain += [word(arguments[at + k], ctypes.c_int32) for k in (1, 2)]
@@ -85,11 +87,12 @@ class Early(Driver):
         return self._launch(function, launch.grid[0], arguments, None) if self.knows else 1
 
 
-def launcher(driver: Driver, general: int | None) -> Any:
+def launcher(driver: Driver, general: int | None, plain: int | None = None, multiples: int = 0) -> Any:
     driver.count = 3
     matrix = (_Matrix * 1)(_Matrix(1, 9, 3, 2, (ctypes.c_int64 * 2)(100, 64), (ctypes.c_uint32 * 2)(32, 16)))
     kernel = _Kernel(
-        ctypes.cast(driver.launch, ctypes.c_void_p).value, ALIGNED, general, 128, 0, 0, 2, 1, 1,
+        ctypes.cast(driver.launch, ctypes.c_void_p).value, (ctypes.c_void_p * 3)(ALIGNED, plain, general), 128,
+        (ctypes.c_uint32 * 3)(), 2, 1, 1, multiples,
         ctypes.cast(driver.encode, ctypes.c_void_p).value, matrix,
         ctypes.cast(driver.overlap, ctypes.c_void_p).value if isinstance(driver, Early) else None,
     )  # fmt: skip
@@ -107,9 +110,39 @@ def test_matrices_follow_pointers_and_sizes() -> None:
 @pytest.mark.parametrize(("pointer", "refuses"), [(3202, False), (3200, True)])
 def test_what_cannot_be_described_is_read_without(pointer: int, refuses: bool) -> None:
     driver = Driver(refuses)
-    assert launcher(driver, None)(1600, pointer, 5, 8, 0) == MISALIGNED
+    assert launcher(driver, None)(1600, pointer, 5, 8, 0) == -ANY_POINTERS
     assert launcher(driver, GENERAL)(1600, pointer, 5, 8, 0) == 0
     assert driver.launched == [(GENERAL, 8, [1600, pointer, 5])]
+
+
+@pytest.mark.parametrize(
+    ("size", "multiples", "function"), [(40, 1, ALIGNED), (44, 1, PLAIN), (44, 0, ALIGNED), (0, 1, ALIGNED)]
+)
+def test_sizes_that_are_no_multiples(size: int, multiples: int, function: int) -> None:
+    driver = Driver()
+    expected = 0 if function == ALIGNED else -ANY_SIZES
+    assert launcher(driver, None, None, multiples)(1600, 3200, size, 8, 0) == expected
+    driver = Driver()
+    assert launcher(driver, None, PLAIN, multiples)(1600, 3200, size, 8, 0) == 0
+    assert driver.launched == [(function, 8, [1600, 3200, size, 77, 100, 64, 64, 1])]
+
+
+def test_pointers_go_before_sizes() -> None:
+    driver = Driver()
+    assert launcher(driver, GENERAL, PLAIN, 1)(1602, 3200, 44, 8, 0) == 0
+    assert [f for f, _, _ in driver.launched] == [GENERAL]
+
+
+def test_a_launcher_that_could_not_be_built_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise CompilerNotFound(["cc"])
+
+    monkeypatch.setattr(launching, "_started", [])
+    with monkeypatch.context() as patch:
+        patch.setattr(launching, "find_toolchain", missing)
+        with pytest.raises(CompilerNotFound):
+            launching.launcher()
+    assert launching.launcher() is launching.launcher()
 
 
 def test_no_programs_launch_nothing() -> None:

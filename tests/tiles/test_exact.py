@@ -10,22 +10,21 @@ import torch
 import onepass
 
 pytest.importorskip("triton")
+from onepass.runtime import triton_kernels
+from onepass.runtime.triton_stages import run_stages
 
 
 @pytest.fixture
 def machine_code(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The PTX of every kernel built in this test."""
-    import triton
-
     found: list[str] = []
-    compile_kernel = triton.compile
 
-    def compile_and_keep(*arguments: Any, **settings: Any) -> Any:
-        built = compile_kernel(*arguments, **settings)
-        found.append(built.asm["ptx"])
+    def run_and_keep(*arguments: Any) -> Any:
+        built = run_stages(*arguments)
+        found.append(built.texts["ptx"])
         return built
 
-    monkeypatch.setattr(triton, "compile", compile_and_keep)
+    monkeypatch.setattr(triton_kernels, "run_stages", run_and_keep)
     return found
 
 

@@ -22,7 +22,7 @@ from tests.opdb.check import Skipped, check_case
 
 LOWERED = (Path(__file__).parents[1] / "lowering" / "lowered_operators.txt").read_text().split("\n")
 NAMES = [line.strip() for line in LOWERED if line.strip() and not line.startswith("#")]
-SECONDS = float(os.environ.get("ONEPASS_FUZZ_SECONDS", "240"))
+SECONDS = float(os.environ.get("ONEPASS_FUZZ_SECONDS", "120"))
 SEED = int(os.environ.get("ONEPASS_FUZZ_SEED", "5000000"))
 SHARDS = 2
 LARGEST = 64 * 130  # elements of an input; the interpreter is slow

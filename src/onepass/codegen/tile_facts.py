@@ -30,6 +30,12 @@ def is_innermost(loop: Loop) -> bool:
     return not any(isinstance(s, Loop) for s in walk(loop.body))
 
 
+def only_streams(kernel: Kernel) -> bool:
+    """Whether hardware copies matrices, and each of them is read once."""
+    copied = [s for s in walk(kernel.body) if isinstance(s, LoadTile)]
+    return bool(copied) and all(s.reuse == "never" for s in copied)
+
+
 def packed_matrices(kernel: Kernel) -> dict[Buffer, frozenset[str]]:
     """Buffers of packed types that go to the matrix unit and nowhere else, and what is loaded of each."""
     statements = walk(kernel.body)

@@ -43,10 +43,10 @@ from ..ir.kernel import (
     When,
     WriteLocal,
 )
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, in_range, is_far, nonnegative, product
-from ..ir.source import KernelSource, Matrix
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, in_range, is_far, nonnegative, product
+from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
-from .tile_facts import is_innermost, packed_matrices, tile_rank
+from .tile_facts import is_innermost, only_streams, packed_matrices, tile_rank
 from .triton_compare import compared
 from .triton_ops import (
     MATRIX_TYPES,
@@ -64,6 +64,7 @@ from .triton_ops import (
 from .triton_products import contract, load_tile, share, store_tile
 
 ENTRY = "onepass_kernel"
+WATCHED_SIZES = 64  # as many the launcher looks at
 _NONE: frozenset[str] = frozenset()
 _CHECKED = ("wrap_index", "check_index")
 _EVICTION = {"again": "evict_last", "never": "evict_first"}
@@ -71,12 +72,10 @@ _NUMBERED = Axis | Quotient | Remainder  # what 32 bits are tried for
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def emit_triton(
-    kernel: Kernel, exact: bool = False, hardware_tanh: bool = False, overlaps: bool = False
-) -> KernelSource:
+def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> KernelSource:
     """The Triton module of one kernel. `exact`: a product and a sum are never contracted."""
-    text = TritonEmitter(kernel, hardware_tanh, overlaps, describe=True).unit()
-    general = TritonEmitter(kernel, hardware_tanh, overlaps, describe=False).unit() if kernel.descriptors else ""
+    text = TritonEmitter(kernel, overlaps, describe=True).unit()
+    general = TritonEmitter(kernel, overlaps, describe=False).unit() if kernel.descriptors else ""
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
     types = {b: MATRIX_TYPES[b.dtype][0] for b in packed_matrices(kernel)}
@@ -85,13 +84,21 @@ def emit_triton(
     described = [(d, f"tensordesc<{kind}{list(d.block)}>") for d, kind in zip(kernel.descriptors, kinds, strict=True)]
     signature += tuple(kind for _, kind in described)
     matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d, _ in described)
-    facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices}"
+    multiples = tuple(len(kernel.numbers) + k for k, s in enumerate(kernel.symbols) if _even(s))
+    multiples = tuple(k for k in multiples if k < WATCHED_SIZES)
+    streams = only_streams(kernel)
+    facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices} {multiples} {streams}"
     key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
     return KernelSource(
         kernel.name, "triton", header(kernel, "#") + text, ENTRY, key, len(pointers), words,
         raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages, exact=exact,
-        matrices=matrices, general=general, overlaps=overlaps,
+        matrices=matrices, general=general, multiples=multiples, streams=streams, overlaps=overlaps,
     )  # fmt: skip
+
+
+def _even(size: Symbol) -> bool:
+    """Whether a size was a multiple when it was traced: others like it may come."""
+    return size.hint is not None and size.hint > 0 and size.hint % MULTIPLE == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +114,10 @@ class _Open:
 class TritonEmitter(Emitter):
     indent = "    "
 
-    def __init__(self, kernel: Kernel, hardware_tanh: bool, overlaps: bool, describe: bool) -> None:
+    def __init__(self, kernel: Kernel, overlaps: bool, describe: bool) -> None:
         super().__init__(kernel)
         self.overlaps = overlaps
         self.described = [d.name for d in kernel.descriptors] if describe else []
-        self.hardware_tanh = hardware_tanh
         self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
         self.index = "tl.int64" if kernel.wide else "tl.int32"
         self.tiles: dict[str, _Open] = {}
@@ -321,9 +327,6 @@ class TritonEmitter(Emitter):
         args = [self.operand(a) for a in s.args]
         if s.op in _CHECKED:
             self.checked_index(s, args, dims)
-            return
-        if s.op == "tanh_16" and self.hardware_tanh:
-            self.define(s.var, f"op_tanh_hardware({args[0]})", dims)
             return
         text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
         self.define(s.var, bare(text), dims)

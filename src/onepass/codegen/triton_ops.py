@@ -30,7 +30,7 @@ MATRIX_TYPES = {DType.F8E4M3: ("fp8e4nv", "tl.float8e4nv")}
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 _FLOAT_OPERATORS = _OPERATORS | {"div": "/"}  # a GPU's float32 division: within 2 ulp
-_LANGUAGE = frozenset(["exp2", "log2", "sin", "cos", "erf", "floor", "ceil", "abs", "fma"])
+_LANGUAGE = frozenset(["log2", "sin", "cos", "erf", "floor", "ceil", "abs", "fma"])
 _LIBRARY = {
     name: name
     for name in (
@@ -40,8 +40,8 @@ _LIBRARY = {
 } | {"round": "nearbyint"}  # fmt: skip
 _OWN = frozenset(
     [
-        "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "signbit", "remainder", "floordiv", "exp", "log",
-        "normal_16", "tanh_16",
+        "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "signbit", "remainder", "floordiv", "exp",
+        "exp2", "log", "normal_16", "tanh_16",
     ]
 )  # fmt: skip
 _INTEGER_DIVISIONS = frozenset(["truncdiv", "fmod", "floordiv", "remainder"])

@@ -10,6 +10,8 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from onepass.codegen import triton_hardware as hardware
+
 jit = globals().get("JIT", triton.jit)
 
 
@@ -57,10 +59,19 @@ def op_fmin(x, y):
 
 
 @jit
+def op_exp2(x):
+    """The hardware's."""
+    if x.dtype == tl.float32:
+        return hardware.exp2(x)
+    else:
+        return tl.exp2(x)
+
+
+@jit
 def op_exp(x):
     """One multiplication and the hardware's exp2, which flushes results below 2**-126 to zero."""
     if x.dtype == tl.float32:
-        return tl.exp2(x * 1.4426950408889634)
+        return hardware.exp2(x * 1.4426950408889634)
     else:
         return tl.exp(x)
 
@@ -80,21 +91,15 @@ def op_rsqrt(x):
     """The hardware takes denormal numbers for zero, so they are scaled up."""
     if x.dtype == tl.float32:
         small = tl.abs(x) < 1.1754943508222875e-38
-        return tl.rsqrt(tl.where(small, x * 16777216.0, x)) * tl.where(small, 4096.0, 1.0)
+        return hardware.rsqrt(tl.where(small, x * 16777216.0, x)) * tl.where(small, 4096.0, 1.0)
     else:
         return tl.rsqrt(x)
 
 
 @jit
 def op_tanh_16(x):
-    """The library's; chips that have their own are given `op_tanh_hardware`."""
-    return libdevice.tanh(x)
-
-
-@jit
-def op_tanh_hardware(x):
-    """NVIDIA's own: within 2**-10.9 of the value."""
-    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+    """The hardware's, where it has one."""
+    return hardware.tanh_16(x)
 
 
 @jit
@@ -103,13 +108,13 @@ def op_normal_16(x):
 
     A polynomial in t = 1 / (1 + 0.44 |x| / sqrt(2)), fitted for relative error, times exp(-x * x / 2).
     """
-    t = libdevice.fast_dividef(1.0, tl.fma(tl.abs(x), 0.3111269837220809, 1.0))
+    t = hardware.divide(1.0, tl.fma(tl.abs(x), 0.3111269837220809, 1.0))
     p = tl.fma(t, -0.07305312156677246, 0.17532707750797272)
     p = tl.fma(p, t, 0.02036461979150772)
     p = tl.fma(p, t, 0.13179369270801544)
     p = tl.fma(p, t, 0.12128463387489319)
     p = tl.fma(p, t, 0.12428052723407745)
-    tail = p * t * tl.exp2(x * x * -0.7213475204444817)
+    tail = p * t * hardware.exp2(x * x * -0.7213475204444817)
     return tl.where(x < 0, tail, 1.0 - tail)
 
 
@@ -361,7 +366,7 @@ def op_step_welford(mean, m2, count, x, inside):
     count += inside
     from_old = x - mean
     if x.dtype == tl.float32:
-        share = libdevice.fast_dividef(inside + 0 * count, tl.maximum(count, 1.0))
+        share = hardware.divide(inside + 0 * count, tl.maximum(count, 1.0))
     else:
         share = inside / tl.maximum(count, 1.0)
     mean = tl.fma(from_old, share, mean)

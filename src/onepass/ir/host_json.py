@@ -72,7 +72,14 @@ def kernel_from_json(data: Any) -> KernelSource:
     """The kernel that `kernel_to_json` wrote."""
     try:
         matrices = tuple(Matrix(**m) for m in data.get("matrices", ()))
-        return KernelSource(**{**data, "signature": tuple(data.get("signature", ())), "matrices": matrices})
+        return KernelSource(
+            **{
+                **data,
+                "signature": tuple(data.get("signature", ())),
+                "matrices": matrices,
+                "multiples": tuple(data.get("multiples", ())),
+            }
+        )
     except (TypeError, AttributeError) as error:
         raise MalformedProgram(f"not a kernel: {error!r}") from error
 

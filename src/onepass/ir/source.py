@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+MULTIPLE = 8  # of a size: rows of 16-bit numbers start on 16 bytes then, and end with whole vectors
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -42,6 +44,8 @@ class KernelSource:
     exact: bool = False  # a product and a sum are never contracted
     matrices: tuple[Matrix, ...] = ()  # handed over as descriptors, after the symbols
     general: str = ""  # the text without them, for pointers that cannot be described
+    multiples: tuple[int, ...] = ()  # words after the pointers that must be multiples of MULTIPLE, or another runs
+    streams: bool = False  # what descriptors load is read once, and the chip's cache should give it up first
     overlaps: bool = False  # it waits for the kernel before it by itself, and may be started earlier
 
 

@@ -56,7 +56,6 @@ class Target:
     rounded_products: bool = False  # matrix units may round float32 operands (torch's float32 matmul precision)
     descriptors: bool = False  # hardware copies blocks of matrices into shared memory
     overlaps: bool = False  # a kernel may be started while the one before it is ending
-    hardware_tanh: bool = False  # one instruction, to about 11 bits
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
 
 
@@ -94,7 +93,7 @@ def _gpu(
         products_per_us=tflops * 1e6 / 2,
         attention=_ATTENTION if name in ("sm_90", "sm_100") else None,
         byte_products=_BYTE_PRODUCTS.get(name, (DType.I8, DType.F8E4M3)),
-        hardware_tanh=name.startswith("sm_"), descriptors=name in ("sm_90", "sm_100"),
+        descriptors=name in ("sm_90", "sm_100"),
         overlaps=name in ("sm_90", "sm_100"),
     )  # fmt: skip
 

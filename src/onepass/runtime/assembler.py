@@ -3,6 +3,8 @@
 The one of CUDA 12.8 adds constants to the address of a matrix in shared memory wrongly where one address is used for
 two kinds of matrices: the upper half of the sum gets the lower half of the address (keys of 32 and values of 16
 elements: wrong sums, or an illegal access, seen on an H200). Adding to the lower half and setting the upper is right.
+
+Triton gives the hardware's copies no word on what the chip's cache should do with them; `given_up` adds it.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import re
 import subprocess
 import threading
 
-from ..errors import KernelBuildError
 from ..ir.target import Target
 from .scratch import scratch_folder
 
 PRODUCT = "wgmma.mma_async"
 HALF = 1 << 32
 _WIDENED = re.compile(r"cvt\.u64\.u32\s+(%rd\d+),")
+_COPIED = re.compile(r"(cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global\S*::bytes)( [^;]*);")
+_DECLARED = re.compile(r"\{\n(?:\s*\.reg [^\n]*\n)+")  # the registers of a function
 _CONSTANTS = re.compile(r"(add\.s64|or\.b64)\s+(%rd\d+), (%rd\d+), (-?\d+);")
 
 
@@ -40,27 +43,22 @@ def repaired(ptx: str) -> str:
     return _CONSTANTS.sub(apart, ptx) if twice else ptx
 
 
-def assemble(ptx: str, target: Target, exact: bool) -> bytes:
-    """The machine code of a kernel. `exact`: products and sums are not contracted."""
-    binary = scratch_folder() / f"{threading.get_ident()}.cubin"
-    said = _run(ptx, target, str(binary), ["--fmad=false"] if exact else [])
-    try:
-        return binary.read_bytes()
-    except OSError as error:
-        raise KernelBuildError(f"ptxas for {target.name}", said, "") from error
-    finally:
-        binary.unlink(missing_ok=True)
+def given_up(ptx: str) -> str:
+    """The text with all copies by hardware marked: what they read is the first that the chip's cache gives up."""
+    marked, copies = _COPIED.subn(r"\1.L2::cache_hint\2, %never;", repaired(ptx))
+    policy = "\t.reg .b64 %never;\n\tcreatepolicy.fractional.L2::evict_first.b64 %never, 1.0;\n"
+    return _DECLARED.sub(lambda found: found.group(0) + policy, marked, count=1) if copies else marked
 
 
 def registers_and_spills(ptx: str, target: Target) -> tuple[int, int]:
     """Registers per thread and bytes spilled, as the assembler says."""
-    said = _run(ptx, target, "/dev/null", [])
+    said = _run(ptx, target)
     registers = re.search(r"Used (\d+) registers", said)
     spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
     return int(registers.group(1)) if registers else 0, max((int(s) for s in spilled), default=0)
 
 
-def _run(ptx: str, target: Target, output: str, flags: list[str]) -> str:
+def _run(ptx: str, target: Target) -> str:
     from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
     capability = int(target.name.removeprefix("sm_"))
@@ -69,4 +67,4 @@ def _run(ptx: str, target: Target, output: str, flags: list[str]) -> str:
     source = scratch_folder() / f"{threading.get_ident()}.ptx"
     source.write_text(ptx)
     name = f"--gpu-name={sm_arch_from_capability(capability)}"
-    return subprocess.run([path, "-v", *flags, name, str(source), "-o", output], capture_output=True, text=True).stderr
+    return subprocess.run([path, "-v", name, str(source), "-o", "/dev/null"], capture_output=True, text=True).stderr

@@ -42,6 +42,7 @@ class InterpretedBuilder:
 
 @functools.cache
 def prelude_digest() -> str:
-    """Changes with the prelude that generated Triton calls, and with what is done to its machine code."""
-    files = (PRELUDE_FOLDER / "triton_prelude.py", Path(__file__).with_name("assembler.py"))
+    """Changes with what generated Triton calls, and with what is done to its machine code."""
+    called = [PRELUDE_FOLDER / f"triton_{name}.py" for name in ("prelude", "hardware", "nvidia")]
+    files = (*called, Path(__file__).with_name("assembler.py"))
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()

@@ -1,8 +1,7 @@
 /* One launch of a tile kernel: gathers the arguments, picks the variant, calls the driver.
  *
  * Called as launch(kernel, pointers..., sizes..., programs, stream), all words. Returns 0, the driver's error, or
- * -1 where a pointer is not on 16 bytes, or a matrix cannot be described, and the variant for that has not been
- * built yet. Nothing is looked up or allocated here.
+ * minus the number of a variant that is needed and has not been built yet. Nothing is looked up or allocated here.
  */
 #include <stdarg.h>
 #include <stdint.h>
@@ -33,6 +32,10 @@ typedef struct {
 
 typedef int (*driver_overlap)(const launch_t *, void *, void **, void **);
 
+/* Variants: 0 is built first; 1 takes sizes of which the first expects multiples of 8 as they come; 2 also takes pointers
+ * that are not on 16 bytes, and matrices that cannot be described. */
+enum { EVEN, ANY_SIZES, ANY_POINTERS, VARIANTS };
+
 #define MOST_MATRICES 16
 #define STARTS_EARLY 6 /* the attribute: may be started while the kernel before it is ending */
 
@@ -44,9 +47,10 @@ typedef struct {
 
 typedef struct {
   driver_launch launch;
-  void *aligned, *general; /* the driver's functions; general may be missing */
-  uint32_t threads, shared, general_shared;
+  void *function[VARIANTS]; /* the driver's; only the first is always there */
+  uint32_t threads, shared[VARIANTS];
   int32_t pointers, sizes, matrices;
+  uint64_t multiples; /* the sizes that the first variant expects to be multiples of 8, a bit for each */
   driver_encode encode;
   const onepass_matrix_t *matrix;
   driver_overlap overlap; /* for kernels that wait by themselves for the one before; missing for others */
@@ -70,7 +74,7 @@ static int describe(const onepass_kernel_t *kernel, int k, uint64_t address, des
 }
 
 int onepass_launch(const onepass_kernel_t *kernel, ...) {
-  uint64_t values[MOST_ARGUMENTS], scratch[2] = {0, 0}, low = 0;
+  uint64_t values[MOST_ARGUMENTS], scratch[2] = {0, 0}, low = 0, uneven = 0;
   void *arguments[MOST_ARGUMENTS + 2 + 5 * MOST_MATRICES];
   described_t described[MOST_MATRICES];
   int count = kernel->pointers + kernel->sizes;
@@ -79,17 +83,20 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
   for (int k = 0; k < count; ++k) {
     values[k] = va_arg(list, uint64_t);
     arguments[k] = &values[k];
-    low |= k < kernel->pointers ? values[k] : 0;
+    if (k < kernel->pointers)
+      low |= values[k];
+    else if (k - kernel->pointers < 64 && kernel->multiples >> (k - kernel->pointers) & 1)
+      uneven |= values[k];
   }
   const int64_t programs = va_arg(list, int64_t);
   void *stream = va_arg(list, void *);
   va_end(list);
   if (programs <= 0) return 0;
-  int general = (low & 15) != 0;
-  for (int k = 0; !general && k < kernel->matrices; ++k) {
+  int variant = low & 15 ? ANY_POINTERS : uneven & 7 ? ANY_SIZES : EVEN;
+  for (int k = 0; variant != ANY_POINTERS && k < kernel->matrices; ++k) {
     described_t *d = &described[k];
     if (describe(kernel, k, values[kernel->matrix[k].pointer], d)) {
-      general = 1; /* what the driver does not take is read without descriptors */
+      variant = ANY_POINTERS; /* what the driver does not take is read without descriptors */
       count = kernel->pointers + kernel->sizes;
       break;
     }
@@ -97,11 +104,11 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
     arguments[count++] = &d->shape[0], arguments[count++] = &d->shape[1];
     arguments[count++] = &d->strides[0], arguments[count++] = &d->strides[1];
   }
-  void *function = general ? kernel->general : kernel->aligned;
-  if (!function) return -1;
+  void *function = kernel->function[variant];
+  if (!function) return -variant;
   arguments[count] = &scratch[0];
   arguments[count + 1] = &scratch[1];
-  const uint32_t shared = general ? kernel->general_shared : kernel->shared;
+  const uint32_t shared = kernel->shared[variant];
   if (kernel->overlap) {
     const attribute_t early = {.id = STARTS_EARLY, .value.flag = 1};
     const launch_t launch = {

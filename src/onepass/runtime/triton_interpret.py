@@ -20,8 +20,6 @@ from ..ir.source import KernelSource
 from .toolchain import PRELUDE_FOLDER
 from .triton_private import Interpreter
 
-PRELUDE = PRELUDE_FOLDER / "triton_prelude.py"
-
 
 def interpreted(source: KernelSource) -> Callable[[int], tuple[Callable[..., int], Callable[..., None]]]:
     """As a GPU's: of a device, `function(*addresses, *sizes, programs, stream)` that runs the programs in order."""
@@ -55,7 +53,13 @@ def _interpreter() -> Interpreter:
 @functools.cache
 def _prelude() -> ModuleType:
     """The prelude's functions undecorated, with torch's mathematics."""
-    spec = importlib.util.spec_from_file_location("onepass_triton_prelude_plain", Path(PRELUDE))
+    prelude = _plain(PRELUDE_FOLDER / "triton_prelude.py")
+    prelude.__dict__["hardware"] = _plain(PRELUDE_FOLDER / "triton_hardware.py")
+    return prelude
+
+
+def _plain(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"onepass_{path.stem}_plain", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     module.__dict__["JIT"] = lambda function: function

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,22 @@ from typing import Any
 import torch
 
 from ..errors import KernelBuildError
-from ..ir.source import KernelSource
+from ..ir.source import MULTIPLE, KernelSource
 from ..ir.target import Target
-from .assembler import assemble, registers_and_spills, repaired
+from .assembler import given_up, registers_and_spills, repaired
 from .builders import prelude_digest
 from .cubin import cubin_resources
 from .driver import Driver, driver
+from .launcher import launcher
 from .scratch import scratch_folder
-from .toolchain import find_toolchain
+from .triton_stages import run_stages
 
-LAUNCHER = Path(__file__).with_name("gpu_launcher.c")
-MISALIGNED, WRONG_CONTEXT = -1, 201
+EVEN, ANY_SIZES, ANY_POINTERS = range(3)  # the launcher's variants, by what they take
+WRONG_CONTEXT = 201
 # Triton lets library functions take denormal numbers for zero unless told otherwise; these would then be far off.
 _NEED_DENORMALS = re.compile(
     r"\b(tl\.log2|libdevice\.(log10|pow|fmod|lgamma|atan2|nextafter)|op_(remainder|floordiv))\("
 )
-_parsing = threading.Lock()
 _DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
 
 
@@ -97,6 +98,7 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
         function = _load_module(source).__dict__[source.entry]
         names = function.arg_names
         attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if aligned else {}
+        attributes |= {(source.pointers + k,): [["tt.divisibility", MULTIPLE]] for k in source.multiples}
         ast = triton.compiler.ASTSource(
             fn=function, signature=dict(zip(names, source.signature, strict=True)), constexprs={}, attrs=attributes
         )
@@ -106,25 +108,27 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
             options |= {"debug": True, "sanitize_overflow": False}
         if _NEED_DENORMALS.search(source.text):
             options["enable_reflect_ftz"] = False
-        compiled = triton.compile(ast, target=_gpu_target(target), options=options)
+        compiled = run_stages(
+            ast, _gpu_target(target), options, {"ptx": given_up if source.streams else repaired}, _hardware(target)
+        )
     except Exception as error:
         path = scratch_folder() / f"{source.key}.failed.py"
         path.write_text(source.text)
         raise KernelBuildError(
             f"triton.compile for {target.name}", f"{type(error).__name__}: {error}", str(path)
         ) from error
-    binary, registers, spills = _machine_code(compiled, source, target)
-    metadata = compiled.metadata
+    binary, registers, spills = _machine_code(compiled.texts, target)
+    facts = compiled.facts
     head = {
-        "entry": metadata.name, "shared": metadata.shared, "threads": target.warp * metadata.num_warps,
-        "registers": registers, "spills": spills, "maps": _maps(metadata, len(source.matrices)),
+        "entry": facts["name"], "shared": facts["shared"], "threads": target.warp * facts["num_warps"],
+        "registers": registers, "spills": spills, "maps": _maps(facts, len(source.matrices)),
     }  # fmt: skip
     return packed(head, binary)
 
 
-def _maps(metadata: Any, count: int) -> list[dict[str, Any]]:
+def _maps(facts: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """What Triton decided about its descriptors, in the driver's numbers."""
-    found = list(getattr(metadata, "tensordesc_meta", None) or [])
+    found = list(facts.get("tensordesc_meta") or [])
     if len(found) != count or None in found:
         raise KernelBuildError("triton.compile", f"{count} matrices, {len(found)} descriptors", "")
     names = ("swizzle", "elem_size", "elem_type", "block_size")
@@ -154,6 +158,13 @@ def _triton_version() -> str:
         raise KernelBuildError("import triton", "Triton is not installed; pip install triton", "") from error
 
 
+def _hardware(target: Target) -> dict[str, Any]:
+    """What the prelude's `hardware` is on a target, if it is not what it is on every one."""
+    if target.name.startswith("gfx"):
+        return {}
+    return {"onepass.codegen.triton_hardware": importlib.import_module("onepass.codegen.triton_nvidia")}
+
+
 def _gpu_target(target: Target) -> Any:
     from triton.backends.compiler import GPUTarget
 
@@ -170,28 +181,17 @@ def _load_module(source: KernelSource) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for value in vars(module).values():
-        if hasattr(value, "parse") and hasattr(value, "arg_names"):
-            value.parse = functools.partial(_parse_alone, type(value).parse, value)
     return module
 
 
-def _parse_alone(parse: Callable[[Any], Any], function: Any) -> Any:
-    """A function's syntax tree; CPython 3.11 fails where two threads build trees at once."""
-    with _parsing:
-        return parse(function)
-
-
-def _machine_code(compiled: Any, source: KernelSource, target: Target) -> tuple[bytes, int, int]:
+def _machine_code(texts: Mapping[str, Any], target: Target) -> tuple[bytes, int, int]:
     """The binary, its registers per thread and the bytes it spills."""
     if target.name.startswith("gfx"):
-        text = compiled.asm["amdgcn"]
+        text = texts["amdgcn"]
         vector = re.search(r"\.vgpr_count:\s+(\d+)", text)
         spilled = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
-        return compiled.asm["hsaco"], int(vector.group(1)) if vector else 0, 4 * int(spilled.group(1)) if spilled else 0
-    binary, ptx = compiled.asm["cubin"], compiled.asm["ptx"]
-    if (safe := repaired(ptx)) != ptx:
-        binary, ptx = assemble(safe, target, source.exact), safe
+        return texts["hsaco"], int(vector.group(1)) if vector else 0, 4 * int(spilled.group(1)) if spilled else 0
+    binary, ptx = texts["cubin"], texts["ptx"]
     try:
         registers, stack = cubin_resources(binary)
     except ValueError:
@@ -212,10 +212,10 @@ class _Matrix(ctypes.Structure):
 
 class _Kernel(ctypes.Structure):
     _fields_ = [
-        ("launch", ctypes.c_void_p), ("aligned", ctypes.c_void_p), ("general", ctypes.c_void_p),
-        ("threads", ctypes.c_uint32), ("shared", ctypes.c_uint32), ("general_shared", ctypes.c_uint32),
-        ("pointers", ctypes.c_int32), ("sizes", ctypes.c_int32),
-        ("matrices", ctypes.c_int32), ("encode", ctypes.c_void_p), ("matrix", ctypes.POINTER(_Matrix)),
+        ("launch", ctypes.c_void_p), ("function", ctypes.c_void_p * 3),
+        ("threads", ctypes.c_uint32), ("shared", ctypes.c_uint32 * 3),
+        ("pointers", ctypes.c_int32), ("sizes", ctypes.c_int32), ("matrices", ctypes.c_int32),
+        ("multiples", ctypes.c_uint64), ("encode", ctypes.c_void_p), ("matrix", ctypes.POINTER(_Matrix)),
         ("overlap", ctypes.c_void_p),
     ]  # fmt: skip
 
@@ -241,8 +241,9 @@ def _on_device(
         function = gpu.load(built.binary, built.entry, built.shared)
     matrices = _described(built, source)
     kernel = _Kernel(
-        gpu.launch_address, function, None, built.threads, built.shared, 0, source.pointers, source.symbols,
-        len(source.matrices), gpu.encode_address if source.matrices else None, matrices,
+        gpu.launch_address, (ctypes.c_void_p * 3)(function), built.threads, (ctypes.c_uint32 * 3)(built.shared),
+        source.pointers, source.symbols, len(source.matrices), sum(1 << k for k in source.multiples),
+        gpu.encode_address if source.matrices else None, matrices,
         gpu.overlap_address if source.overlaps else None,
     )  # fmt: skip
     launch = functools.partial(_launcher(source.pointers, source.symbols), ctypes.byref(kernel))
@@ -251,8 +252,8 @@ def _on_device(
     def recover(*arguments: int) -> None:
         with lock, torch.cuda.device(device):
             status = launch(*arguments)
-            if status == MISALIGNED:
-                _build_general(kernel, source, target, gpu)
+            if status in (-ANY_SIZES, -ANY_POINTERS):
+                _build_variant(kernel, -status, source, target, gpu)
                 status = launch(*arguments)
             if status == WRONG_CONTEXT:
                 gpu.bind(device)
@@ -263,25 +264,20 @@ def _on_device(
     return launch, recover
 
 
-def _build_general(kernel: _Kernel, source: KernelSource, target: Target, gpu: Driver) -> None:
-    """The variant that assumes nothing about where pointers point."""
-    plain = replace(source, text=source.general or source.text, matrices=())
-    plain = replace(plain, signature=source.signature[: source.pointers + source.symbols])
-    built = read_binary(build_binary(plain, target, aligned=False))
-    kernel.general_shared = built.shared
-    kernel.general = gpu.load(built.binary, built.entry, built.shared)
-
-
-@functools.cache
-def _library() -> Any:
-    output = scratch_folder() / "gpu_launcher.so"
-    find_toolchain().compile_c(LAUNCHER.read_text(), output)
-    return ctypes.CDLL(str(output))
+def _build_variant(kernel: _Kernel, variant: int, source: KernelSource, target: Target, gpu: Driver) -> None:
+    """A variant that assumes less of its arguments."""
+    wanted = replace(source, multiples=())
+    if variant == ANY_POINTERS:
+        arguments = source.signature[: source.pointers + source.symbols]
+        wanted = replace(wanted, text=source.general or source.text, matrices=(), signature=arguments)
+    built = read_binary(build_binary(wanted, target, aligned=variant != ANY_POINTERS))
+    kernel.shared[variant] = built.shared
+    kernel.function[variant] = gpu.load(built.binary, built.entry, built.shared)
 
 
 def _launcher(pointers: int, sizes: int) -> Callable[..., int]:
     function: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_int64] * (pointers + sizes + 2))(
-        ctypes.cast(_library().onepass_launch, ctypes.c_void_p).value or 0
+        ctypes.cast(launcher().onepass_launch, ctypes.c_void_p).value or 0
     )
     launch: Callable[..., int] = function
     return launch

@@ -1,0 +1,51 @@
+"""What launches kernels on GPUs: `gpu_launcher.c`, compiled once in every process, beside whatever else it does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from .scratch import scratch_folder
+from .toolchain import find_toolchain
+
+LAUNCHER = Path(__file__).with_name("gpu_launcher.c")
+_lock = threading.Lock()
+_started: list[Future[Any]] = []
+
+
+def start_launcher() -> Future[Any]:
+    """The library, soon: whoever knows that kernels will be launched may ask early."""
+    with _lock:
+        if not _started or (_started[0].done() and _started[0].exception() is not None):
+            _started[:] = [Future()]
+            threading.Thread(target=_build, args=(_started[0],), daemon=True).start()
+        return _started[0]
+
+
+def launcher() -> Any:
+    """The library. Raises `CompilerNotFound` or `KernelBuildError` where it cannot be built."""
+    return start_launcher().result()
+
+
+def _build(future: Future[Any]) -> None:
+    try:
+        output = scratch_folder() / "gpu_launcher.so"
+        find_toolchain().compile_c(LAUNCHER.read_text(), output)
+        future.set_result(ctypes.CDLL(str(output)))
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _after_fork() -> None:
+    """The thread is the parent's; what it has finished is ours too."""
+    global _lock
+    _lock = threading.Lock()
+    if _started and not _started[0].done():
+        _started.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,67 @@
+"""Sizes known at run time: where they were multiples of 8, kernels load 16 bytes at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import onepass
+
+pytest.importorskip("triton")
+from onepass.ir.source import KernelSource
+from onepass.runtime import triton_kernels
+
+FREE = {"strict": True, "cache": False}
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "chain": lambda x: torch.sigmoid(x * 1.0611) * 2,
+    "softmax": lambda x: (x * 1.0612).softmax(-1),
+    "norm": lambda x: torch.nn.functional.layer_norm(x * 1.0613, x.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("columns", "wide"), [(1000, True), (500, False)])
+def test_loads(name: str, columns: int, wide: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+
+    def kept(text: str) -> str:
+        texts.append(text)
+        return text
+
+    monkeypatch.setattr(triton_kernels, "repaired", kept)
+    x = torch.randn(304 if wide else 300, columns).to(dtype)
+    for dimension in (0, 1):
+        torch._dynamo.mark_dynamic(x, dimension)
+    e = onepass.explain(FUNCTIONS[name], x, target="sm_90", options=FREE)
+    assert "s" in e.kernels[0].schedule
+    loads = [load for text in texts for load in re.findall(r"ld\.global\S*", text)]
+    assert loads and all((".v4." in load) == wide for load in loads)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "multiples"), [(64, 520, (0, 1)), (63, 512, (1,)), (64, 511, (0,)), (63, 511, ())]
+)
+def test_only_what_was_seen_is_assumed(
+    rows: int, columns: int, multiples: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources: list[KernelSource] = []
+    real = triton_kernels.build_binary
+
+    def build(source: KernelSource, *rest: Any) -> bytes:
+        sources.append(source)
+        return real(source, *rest)
+
+    monkeypatch.setattr(triton_kernels, "build_binary", build)
+    x = torch.randn(rows, columns)
+    for dimension in (0, 1):
+        torch._dynamo.mark_dynamic(x, dimension)
+    scale = 1 + rows / 1000 + columns / 1e6  # a kernel that nobody has built yet
+    onepass.explain(lambda x: x.t() * scale, x, target="sm_90", options=FREE)
+    (source,) = sources
+    sizes = [k for k in range(source.symbols) if f"n{k}" in source.text]
+    assert sizes == [0, 1] and source.multiples == multiples
