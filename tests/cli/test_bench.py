@@ -214,12 +214,13 @@ def test_gpu_times_are_device_times_with_the_cache_flushed(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(timing, "kernel_spans", lambda call, flushed: [("a", 5.0, 7.0), ("b", 8.0, 12.0)])
     calls = {"eager": device.call("eager", 4.0), "xla": device.call("xla", 9.0), "onepass": device.call("onepass", 2.0)}
-    seconds, wall = timing.times(calls, 6, "cuda")
+    seconds, wall, waiting = timing.times(calls, 6, "cuda").values()
+    assert waiting == pytest.approx({"eager": 4e-3, "onepass": 2e-3})
     assert seconds == pytest.approx({"eager": 4e-3, "xla": 7e-6, "onepass": 2e-3})
     assert list(seconds) == list(wall) == list(calls)
     assert all(before == "flush" for before, now in zip(device.log, device.log[1:], strict=False) if now != "flush")
     monkeypatch.setattr(timing, "kernel_spans", lambda call, flushed: [])
-    seconds, wall = timing.times(calls, 6, "cuda")
+    seconds, wall, _ = timing.times(calls, 6, "cuda").values()
     assert seconds["xla"] == wall["xla"], "without a profile the wall time counts"
 
 

@@ -64,7 +64,7 @@ WAITING: dict[str, Program] = {
         lambda x, q, k: (lambda a: (a, F.linear(x, k, torch.sort(a[0])[0][:21])))(x @ q),
         half(x, (48, 64), k),
     ),
-    "for an epilogue": (lambda x, q, k: (lambda a: (a, (x @ k) * a))(x @ q), half(x, (48, 21), (48, 21))),
+    "for an epilogue": (lambda x, q, k: (lambda a: (a, (x @ k) * a[:, 1:]))(x @ q), half(x, (48, 22), (48, 21))),
     "in a row": (lambda x, q, k: (lambda a: (a, x @ a))(x @ q), half((48, 48), (48, 48), (48, 48))),
 }
 

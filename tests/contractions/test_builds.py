@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -74,3 +75,37 @@ def test_few_queries_are_shared_out_over_keys(target: str) -> None:
     assert not products_left(e)
     assert [kernel.name.split("_")[-1] for kernel in e.kernels] == ["partial", "finish"]
     assert all(kernel.registers > 0 and kernel.spilled_bytes == 0 for kernel in e.kernels)
+
+
+RESULTS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "product and gelu": lambda p: (p, F.gelu(p)),
+    "two": lambda p: (p * 2, F.gelu(p)),
+    "other types": lambda p: (p, F.silu(p).float()),
+    "transposed": lambda p: (p, F.relu(p).t().contiguous()),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", RESULTS)
+def test_several_results_of_a_product(name: str, target: str) -> None:
+    """On sm_90 the first schedule fits."""
+    with FakeTensorMode(), torch.no_grad():
+        x, w, b = (torch.empty(s, dtype=torch.bfloat16) for s in ((16384, 256), (4096, 256), (4096,)))
+        e = onepass.explain(lambda x, w, b: RESULTS[name](F.linear(x, w, b)), x, w, b, target=target, options=FREE)
+    fits(e, target)
+    assert target != "sm_90" or not [d for d in e.decisions if d.kind == "spill"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_packed_gate(target: str) -> None:
+    """Two ranges of one weight's columns: two products of one kernel."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        gate, value = F.linear(x, w).chunk(2, -1)
+        return F.silu(gate) * value
+
+    with FakeTensorMode(), torch.no_grad():
+        x, w = (torch.empty(n, 128, dtype=torch.bfloat16) for n in (16384, 8192))
+        e = onepass.explain(function, x, w, target=target, options=FREE)
+    fits(e, target)
+    assert e.kernels[0].source.count("tl.dot(") == 2

@@ -107,6 +107,19 @@ def test_large_heads_go_to_the_library(function: Callable[..., Tensor], library:
 
 
 @pytest.mark.parametrize(
+    "hidden",
+    [
+        lambda n: torch.triu(torch.ones(n, n), 1).bool(),
+        lambda n: torch.tril(torch.ones(n, n, dtype=torch.int64)) < 1,
+        lambda n: torch.arange(n, dtype=torch.int32)[:, None] < torch.arange(n, dtype=torch.int32),
+    ],
+)
+def test_spellings_of_a_triangle(hidden: Callable[[int], Tensor]) -> None:
+    e = planned(lambda q, k, v: scores(q, k).masked_fill(hidden(4096), -math.inf).softmax(-1) @ v, LARGE, LARGE, LARGE)
+    assert calls(e) == 1 and not e.kernels
+
+
+@pytest.mark.parametrize(
     ("shape", "keys", "why"),
     [
         ((4, 16, 4096, 64), 4096, "predicted"),

@@ -78,6 +78,48 @@ def in_words(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     return F.linear(x, q * s.repeat_interleave(GROUP, 1))
 
 
+def scaled(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """Bytes with one scale, or one for each column."""
+    return F.linear(x, w.to(x.dtype) * s)
+
+
+def scaled_first(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, (w.float() * s).to(x.dtype))
+
+
+def scaled_blocks(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, (w.to(x.dtype).view(w.shape[0], -1, GROUP) * s[:, :, None]).view(w.shape))
+
+
+def scaled_squares(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, w.to(x.dtype) * s.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1))
+
+
+def decoded(q: Tensor, k: Tensor, v: Tensor, by_k: Tensor, by_v: Tensor) -> Tensor:
+    """Attention to stored keys and values, a scale for all or for each head."""
+    return (q @ (k.to(q.dtype) * by_k).mT / 8).softmax(-1) @ (v.to(q.dtype) * by_v)
+
+
+def floats(
+    rows: int, inside: int, columns: int, *scale: int, dtype: torch.dtype = torch.float16, e5: bool = False
+) -> Callable[[], tuple[Tensor, ...]]:
+    """Weights in float8, and scales of a shape."""
+    byte = torch.float8_e5m2 if e5 else torch.float8_e4m3fn
+    return lambda: (
+        torch.randn(rows, inside).to(dtype),
+        torch.randn(columns, inside).to(byte),
+        (torch.rand(scale) / 8 + 0.1).to(dtype),
+    )
+
+
+def cache(queries: int, *scale: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (
+        torch.randn(2, 3, queries, 32).half(),
+        *(torch.randn(2, 3, 70, 32).to(torch.float8_e4m3fn) for _ in range(2)),
+        *(torch.rand(scale).half() + 0.5 for _ in range(2)),
+    )
+
+
 def across(rows: int, inside: int, columns: int, per: int = 2) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (
         torch.randn(rows, inside).half(),
@@ -125,6 +167,18 @@ SPELLINGS: dict[str, Program] = {
     "primes, halves": (halves_down, down(31, 448, 53)),
     "32 rows": (interleaved, across(32, 64, 32)),
     "long": (interleaved_down, down(3, 4096, 16)),
+    "float8, one scale": (scaled, floats(16, 192, 48)),
+    "float8 in bfloat16": (scaled, floats(16, 192, 48, dtype=torch.bfloat16)),
+    "float8, primes": (scaled, floats(31, 97, 53)),
+    "float8, a scale for each column": (scaled, floats(16, 192, 48, 48, 1)),
+    "float8, scaled in float32": (scaled_first, floats(16, 192, 48, 48, 1)),
+    "float8, a scale for each block": (scaled_blocks, floats(16, 192, 48, 48, 6)),
+    "float8, a scale for each square": (scaled_squares, floats(16, 192, 64, 2, 6)),
+    "float8 with five bits of exponent": (scaled, floats(16, 192, 48, e5=True)),
+    "float8, bias and activation": (lambda x, w, s: F.silu(scaled(x, w, s) + s[:, 0]), floats(16, 192, 48, 48, 1)),
+    "float8, one row": (scaled, floats(1, 192, 48)),
+    "keys and values in float8": (decoded, cache(1)),
+    "keys and values in float8, a scale for each head": (decoded, cache(5, 3, 1, 1)),
     "weights of two layers": (
         lambda x, w, s: interleaved(F.gelu(interleaved(x, w, s)), w, s),
         across(16, 64, 64),
@@ -132,6 +186,8 @@ SPELLINGS: dict[str, Program] = {
 }
 OTHERS: dict[str, Program] = {
     "many rows": (interleaved, across(300, 64, 32)),
+    "many rows of float8": (scaled, floats(300, 64, 32)),
+    "float8 with as many scales": (lambda x, w, s: F.linear(x, w.to(x.dtype) * s), floats(16, 64, 32, 32, 64)),
     "two matrices as one": (
         lambda x, a, b: torch.relu(x @ torch.cat((a, b), 0)),
         lambda: tuple(torch.randn(s).half() for s in ((37, 96), (48, 20), (48, 20))),
@@ -201,5 +257,23 @@ def test_builds(function: Callable[..., Tensor], target: str, rows: int) -> None
         w, s = torch.empty(shapes[0], dtype=torch.uint8), torch.empty(shapes[1], dtype=torch.bfloat16)
         e = onepass.explain(function, x, w, s, target=target, options=FREE)
     assert bool(products_left(e)) == (rows == 4096)  # each program would unpack the same weights again
+    assert all(k.registers > 0 and k.spilled_bytes == 0 for k in e.kernels)
+    assert (rows == 4096) == any("each of 128 tiles would compute" in d.reason for d in e.rejected)
+
+
+@pytest.mark.parametrize("rows", [16, 4096])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("scale", [(), (4096, 1), (4096, 32)])
+def test_builds_of_float8(scale: tuple[int, ...], target: str, rows: int) -> None:
+    def function(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        shape = (4096, 32, 128) if s.dim() == 2 and s.shape[1] > 1 else w.shape
+        return F.linear(x, (w.to(x.dtype).view(shape) * (s[:, :, None] if len(shape) == 3 else s)).view(w.shape))
+
+    with FakeTensorMode(), torch.no_grad():
+        x, s = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((rows, 4096), scale))
+        e = onepass.explain(
+            function, x, torch.empty(4096, 4096, dtype=torch.float8_e4m3fn), s, target=target, options=FREE
+        )
+    assert bool(products_left(e)) == (rows == 4096)
     assert all(k.registers > 0 and k.spilled_bytes == 0 for k in e.kernels)
     assert (rows == 4096) == any("each of 128 tiles would compute" in d.reason for d in e.rejected)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from tests.checking import DEVICE
@@ -25,6 +26,12 @@ def matrices(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float16) -> Ca
 
 def integers(*shape: int) -> Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+def gated(p: Tensor) -> Tensor:
+    """Two halves of the columns meet."""
+    gate, value = p.chunk(2, -1)
+    return F.silu(gate) * value
 
 
 x, w, b, r = (37, 64), (48, 64), (48,), (37, 48)
@@ -58,6 +65,22 @@ EPILOGUES: dict[str, Program] = {
         lambda x, w, u, b: F.gelu(F.linear(x, w, b)) * F.linear(x, u, b),
         matrices(x, w, w, b),
     ),
+    "packed gate": (lambda x, w: gated(x @ w.t()), matrices(x, w)),
+    "packed gate, inputs first": (lambda x, w: gated(x @ w), matrices((37, 33), (33, 46))),
+    "packed gate in bfloat16, with bias": (
+        lambda x, w, b: gated(F.linear(x, w, b)),
+        matrices((3, 13, 33), (46, 33), (46,), dtype=torch.bfloat16),
+    ),
+    "packed gate in float32": (lambda x, w: gated(x @ w.t()), matrices(x, w, dtype=torch.float32)),
+    "packed gate by hand": (
+        lambda x, w: (lambda p: p[:, :24] * torch.sigmoid(p[:, :24]) * p[:, 24:] + 1)(x @ w.t()),
+        matrices(x, w),
+    ),
+    "gated linear unit": (lambda x, w: F.glu(x @ w.t(), -1), matrices(x, w)),
+    "parts of three": (
+        lambda x, w: (lambda p: p[:, :16] * p[:, 16:32] + p[:, 32:])(x @ w.t()),
+        matrices(x, w),
+    ),
     "clamped": (lambda x, w: (x @ w.t()).clamp(-1, 1), matrices(x, w)),
     "float32": (lambda x, w, b: torch.relu(F.linear(x, w, b)), matrices(x, w, b, dtype=torch.float32)),
     "stored transposed": (lambda x, w: torch.relu(x @ w.t()).t().contiguous(), matrices(x, w)),
@@ -65,6 +88,37 @@ EPILOGUES: dict[str, Program] = {
         lambda x, w: torch.relu(x @ w.t()).view(37, 4, 12).transpose(0, 1).contiguous(),
         matrices(x, w),
     ),
+}
+
+# Several results of the same rows and columns: one kernel, too.
+RESULTS: dict[str, Program] = {
+    "the product and gelu": (lambda x, w, b: (lambda p: (p, F.gelu(p)))(F.linear(x, w, b)), matrices(x, w, b)),
+    "in bfloat16": (
+        lambda x, w, b: (lambda p: (p, F.gelu(p)))(F.linear(x, w, b)),
+        matrices(x, w, b, dtype=torch.bfloat16),
+    ),
+    "in float32": (
+        lambda x, w, b: (lambda p: (p, F.gelu(p)))(F.linear(x, w, b)),
+        matrices(x, w, b, dtype=torch.float32),
+    ),
+    "two of point-wise work": (lambda x, w, b: (lambda p: (p * 2, F.gelu(p)))(F.linear(x, w, b)), matrices(x, w, b)),
+    "three": (lambda x, w: (lambda p: (p, torch.relu(p), p * 3))(x @ w.t()), matrices(x, w)),
+    "one after another": (lambda x, w: (lambda p: (p, torch.exp(p), torch.exp(p) + p))(x @ w.t() / 8), matrices(x, w)),
+    "read twice on the way": (lambda x, w: (lambda p: p * torch.sigmoid(p))(x @ w.t()), matrices(x, w)),
+    "rows in two dimensions": (
+        lambda x, w, b: (lambda p: (p, F.gelu(p)))(F.linear(x, w, b)),
+        matrices((3, 13, 33), (21, 33), (21,)),
+    ),
+    "batched products": (lambda a, b: (lambda p: (p, torch.tanh(p)))(a @ b), matrices((3, 17, 33), (3, 33, 21))),
+    "wider": (lambda x, w: (lambda p: (p, p.float() * 2))(x @ w.t()), matrices(x, w)),
+    "narrower": (
+        lambda x, w: (lambda p: (p, torch.relu(p).to(torch.bfloat16)))(x @ w.t()),
+        matrices(x, w, dtype=torch.float32),
+    ),
+    "of another kind": (lambda x, w: (lambda p: (p, p > 0, (p * 4).to(torch.int8)))(x @ w.t() / 8), matrices(x, w)),
+    "transposed": (lambda x, w: (lambda p: (p, torch.relu(p).t().contiguous()))(x @ w.t()), matrices(x, w)),
+    "a gate and the value": (lambda x, w, u: (lambda a: (a, F.silu(x @ u.t()) * a))(x @ w.t()), matrices(x, w, w)),
+    "one row": (lambda x, w: (lambda p: (p, torch.relu(p)))(x @ w.t()), matrices((1, 64), w)),
 }
 
 # Right values are all that is asked.
@@ -88,6 +142,41 @@ OTHERS: dict[str, Program] = {
     "two layers": (
         lambda x, w, u: F.relu(F.relu(x @ w.t()) @ u.t()),
         matrices(x, w, (30, 48)),
+    ),
+    "results with a layer between them": (
+        lambda x, w, u: (lambda p: (p, F.relu(p) @ u.t() + p))(x @ w.t()),
+        matrices(x, w, (48, 48)),
+    ),
+    "results with a sum between them": (
+        lambda x, w: (lambda p: (p, torch.relu(p), p * torch.relu(p).sum()))(x @ w.t()),
+        matrices(x, w),
+    ),
+    "results with a library call between them": (
+        lambda x, w: (lambda p: (p, torch.relu(p) + torch.sort(p)[0]))(x @ w.t()),
+        matrices(x, w),
+    ),
+    "packed gate whose parts are wanted": (
+        lambda x, w: (lambda p: (gated(p), p[:, :24] + 1))(x @ w.t()),
+        matrices(x, w),
+    ),
+    "packed gate of one row": (lambda x, w: gated(x @ w.t()), matrices((1, 64), w)),
+    "packed gate of rows": (lambda x, w: (lambda p: torch.relu(p[:18]) * p[18:36])(x @ w.t()), matrices(x, w)),
+    "every other column": (lambda x, w: (lambda p: torch.relu(p[:, ::2]) * p[:, 1::2])(x @ w.t()), matrices(x, w)),
+    "parts that overlap": (lambda x, w: (lambda p: torch.relu(p[:, :40]) * p[:, 8:])(x @ w.t()), matrices(x, w)),
+    "three packed results": (
+        lambda x, w: [torch.relu(part) + 1 for part in (x @ w.t()).chunk(3, -1)],
+        matrices(x, w),
+    ),
+    "a part with a border": (lambda x, w: F.pad((x @ w.t())[:, :20], (2, 1), value=1.5) * 2, matrices(x, w)),
+    "columns moved on": (
+        lambda x, w: (lambda p: (p, p + F.pad(p[:, :-1], (1, 0))))(x @ w.t()),
+        matrices(x, w),
+    ),
+    "columns turned round": (lambda x, w: (lambda p: (p, p * p.flip(1)))(x @ w.t()), matrices(x, w)),
+    "parts of the product": (lambda x, w: (lambda p: (p, p[1:] * 2, p[:, :5] + 1))(x @ w.t()), matrices(x, w)),
+    "more results than one kernel has": (
+        lambda x, w: (lambda p: [p, *(torch.relu(p) * k for k in range(6))])(x @ w.t()),
+        matrices(x, w),
     ),
     "three layers": (
         lambda x, w, u: F.relu(F.relu(F.relu(x @ w.t()) @ u.t()) @ w.t()),
@@ -117,19 +206,31 @@ OTHERS: dict[str, Program] = {
 }
 
 
-@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("name", [*EPILOGUES, *RESULTS])
 def test_one_kernel(name: str) -> None:
-    function, arguments = EPILOGUES[name]
+    function, arguments = (EPILOGUES | RESULTS)[name]
     e = explained(function, *arguments())
     assert len(e.kernels) == 1 and not products_left(e), [d.reason for d in e.rejected]
 
 
-@pytest.mark.parametrize("name", [*EPILOGUES, *OTHERS])
+@pytest.mark.parametrize("name", [*EPILOGUES, *RESULTS, *OTHERS])
 def test_values(name: str) -> None:
     if DEVICE == "cuda" and name == "integers":
         pytest.skip("torch has no product of integers there")
-    function, arguments = (EPILOGUES | OTHERS)[name]
+    function, arguments = (EPILOGUES | RESULTS | OTHERS)[name]
     judge(interpreted(function), function, *arguments())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_results_are_made_of_what_is_stored(dtype: torch.dtype) -> None:
+    """As in eager: the second one sees the first one's rounding."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        p = x @ w.t()
+        return p, p.float() * 3
+
+    stored, tripled = interpreted(function)(*matrices((37, 96), (48, 96), dtype=dtype)())
+    assert torch.equal(tripled, stored.float() * 3)
 
 
 # --- shapes and strides ---
@@ -201,7 +302,42 @@ def test_gradients() -> None:
         assert torch.allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
+def saved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def test_a_training_forward_is_one_kernel() -> None:
+    """What backward wants is stored beside the result."""
+    arguments = [t.requires_grad_() for t in matrices((64, 64), (96, 64), (96,))()]
+    e = onepass.explain(saved, *arguments, target="sm_90", options=FREE)
+    forward = next(g for g in e.graphs if g.direction == "forward")
+    assert len(forward.kernels) == 1 and not forward.externs
+
+
 # --- who computes them ---
+
+
+@pytest.mark.parametrize("columns", [8192, 64])
+def test_the_answer_on_several_results_has_its_numbers(columns: int) -> None:
+    """Two results of a short sum gain a read of the product; nothing is gained in float32 without its matrix unit."""
+    with FakeTensorMode():
+        for dtype, fused in ((torch.bfloat16, True), (torch.float32, False)):
+            x, w = (torch.empty(n, 512, dtype=dtype) for n in (16384, columns))
+            e = explained(lambda x, w: (lambda p: (p, F.gelu(p)))(x @ w.t()), x, w)
+            (answer,) = (d for d in e.decisions if d.kind == "product")
+            assert answer.accepted is fused and "us in one kernel" in answer.reason
+            assert (not products_left(e)) is fused
+            torch._dynamo.reset()
+
+
+def test_what_a_reader_does_in_passing_is_no_gain() -> None:
+    """Softmax makes gelu of the product, which is stored in any case."""
+    with FakeTensorMode():
+        x, w = (torch.empty(n, 512, dtype=torch.bfloat16) for n in (16384, 4096))
+        e = explained(lambda x, w: (lambda p: (p, F.gelu(p).softmax(-1)))(x @ w.t()), x, w)
+    answers = [d for d in e.decisions if d.kind == "product"]
+    assert answers and not any(d.accepted for d in answers)
+    assert len(e.kernels) == len(products_left(e)) == 1
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,15 @@ def _record(**changes: object) -> CompileRecord:
     record = CompileRecord(
         direction="forward",
         kernels=[_kernel()],
-        externs=[ExternRecord("x1", "aten.mm.default", "a bare matmul goes to the library", "model.py:9", 1 << 20)],
+        externs=[
+            ExternRecord(
+                "x1",
+                "aten.mm.default",
+                "a matmul goes to the library, what is around it is fused",
+                "model.py:9",
+                1 << 20,
+            )
+        ],
         decisions=[
             DecisionRecord("b0", "b1", "vertical", True, "saves a round trip", 3.0, 4096),
             DecisionRecord("b1", "b2", "sibling", False, "49 buffers, limit 48", 1.5, 2048),
@@ -59,7 +67,7 @@ def test_text_names_what_a_reader_asks_for() -> None:
         "kernel k0: reads 64.0 MiB, writes 32.0 MiB, predicted 8.4 ms",
         "schedule  grid i x tile j",
         "add, gelu  model.py:3",
-        "extern mm: moves 1.0 MiB; a bare matmul goes to the library",
+        "extern mm: moves 1.0 MiB; a matmul goes to the library",
         "1 made, 1 rejected",
         "b1 -> b2 (sibling): 49 buffers, limit 48 [+1.5 us, 2.0 KiB]",
     ):

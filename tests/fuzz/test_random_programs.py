@@ -1,4 +1,4 @@
-"""Random programs for ONEPASS_FUZZ_SECONDS (240), in ONEPASS_FUZZ_SHARDS tests; ONEPASS_FUZZ_SEED moves to others."""
+"""Random programs for ONEPASS_FUZZ_SECONDS (120), in ONEPASS_FUZZ_SHARDS tests; ONEPASS_FUZZ_SEED moves to others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.check import failure, shrink
 from tests.fuzz.generate import generate
 
-SECONDS = float(os.environ.get("ONEPASS_FUZZ_SECONDS", "240"))
+SECONDS = float(os.environ.get("ONEPASS_FUZZ_SECONDS", "120"))
 SEED = int(os.environ.get("ONEPASS_FUZZ_SEED", "1000000"))
 SHARDS = int(os.environ.get("ONEPASS_FUZZ_SHARDS", "2"))
 

@@ -5,13 +5,17 @@ cat, pad and masks compare an axis with a size; cutting the loop there makes eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Index, Pointwise, const, pointwise, postorder, rewrite
-from ..ir.poly import Axis, Poly, nonnegative
+from ..ir.poly import Axis, Poly, lower_bound, nonnegative, upper_bound
 
 _COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
+_ARITHMETIC = frozenset(("cast", "narrow", "widen", "neg", "add", "sub", "mul", "floordiv", "truncdiv"))
+_LARGEST = {DType.I32: (1 << 31) - 1, DType.F64: 1 << 53, DType.F32: 1 << 24, DType.F16: 1 << 11, DType.BF16: 1 << 8}
+MOST_DEPTH = 8  # of arithmetic on positions
 
 
 def has_conditions(values: Iterable[Expr]) -> bool:
@@ -23,7 +27,7 @@ def as_difference(e: Expr) -> tuple[Poly, Poly] | None:
     """(low, high) with the comparison equal to low < high."""
     if not isinstance(e, Pointwise) or e.op not in _COMPARISONS:
         return None
-    left, right = (_poly(a) for a in e.args)
+    left, right = (position(a) for a in e.args)
     if left is None or right is None:
         return None
     match e.op:
@@ -36,12 +40,49 @@ def as_difference(e: Expr) -> tuple[Poly, Poly] | None:
     return right, left + 1
 
 
-def _poly(e: Expr) -> Poly | None:
+def position(e: Expr, depth: int = MOST_DEPTH) -> Poly | None:
+    """The whole number that a value is, if it is one of positions alone and its type has them all."""
     if isinstance(e, Index):
         return e.poly
-    if isinstance(e, Const) and e.dtype is DType.I64:
-        return Poly.of(int(e.value))
+    if isinstance(e, Const) and e.dtype is not DType.BOOL:
+        return Poly.of(int(e.value)) if math.isfinite(e.value) and e.value == int(e.value) else None
+    if not isinstance(e, Pointwise) or e.op not in _ARITHMETIC or not depth:
+        return None
+    if e.op in ("floordiv", "truncdiv") and not e.dtype.is_integer:
+        return None
+    parts = [position(a, depth - 1) for a in e.args]
+    numbers = [p for p in parts if p is not None]
+    if len(numbers) < len(parts) or all(isinstance(a, Const) for a in e.args):
+        return None
+    result = _computed(e.op, numbers)
+    return result if result is not None and _has(e.dtype, result) else None
+
+
+def _computed(op: str, numbers: list[Poly]) -> Poly | None:
+    match op, numbers:
+        case "cast" | "narrow" | "widen", [a]:
+            return a
+        case "neg", [a]:
+            return -a
+        case "add", [a, b]:
+            return a + b
+        case "sub", [a, b]:
+            return a - b
+        case "mul", [a, b] if a.constant is not None or b.constant is not None:
+            return a * b
+        case "floordiv" | "truncdiv", [a, b] if b.constant is not None and b.constant > 0:
+            return a // b if op == "floordiv" or nonnegative(a) else None
     return None
+
+
+def _has(dtype: DType, number: Poly) -> bool:
+    """Whether a type has every value of a position. What int64 computes is never out of its range."""
+    if dtype is DType.I64:
+        return True
+    low, high = lower_bound(number), upper_bound(number)
+    if low is None or high is None or low.constant is None or high.constant is None or dtype not in _LARGEST:
+        return False
+    return -_LARGEST[dtype] <= low.constant and high.constant <= _LARGEST[dtype]
 
 
 def breakpoints(values: Iterable[Expr], axis: Axis) -> set[Poly]:

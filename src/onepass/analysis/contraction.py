@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, pointwise, postorder, rewrite
+from ..ir.ops import CASTS
 from ..ir.plan import Store
 from ..ir.poly import Axis, Poly
 from .access import estimate, flat_offset
@@ -27,7 +28,6 @@ from .unify import unify
 
 MOST_HELD = 256  # of an axis that a program holds whole beside a swept one
 LEAST_TILE = 16  # of a matrix unit
-_CASTS = ("cast", "narrow", "widen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,26 +286,57 @@ def _split(e: Expr, over: Axis) -> _Scaled:
                 return replace(inner, inside=pointwise("where", e.args[0], inner.inside, e.args[2], dtype=e.dtype))
         case "exp":
             return _split_exponent(e, over)
-        case op if op in _CASTS and e.args[0].dtype.is_float:
+        case op if op in CASTS and e.args[0].dtype.is_float:
             inner = _split(e.args[0], over)
+            if e.dtype is DType.F16 and not _fits_half(inner.inside):
+                return _Scaled(e)
             return replace(inner, inside=pointwise(op, inner.inside, dtype=e.dtype))
     return _Scaled(e)
 
 
+def _fits_half(e: Expr) -> bool:
+    """Whether a value is certainly within what float16 has digits for, as it is: what scaled it may have made it so."""
+    match e:
+        case Pointwise(op="exp"):  # of a score less the largest: one of them is 1
+            return any(sign < 0 and _is_maximum(t) for sign, t in _terms(e.args[0]))
+        case Pointwise(op="where", args=(_, value, other)):
+            return _fits_half(value) and isinstance(other, Const) and abs(other.value) <= 1
+        case Pointwise(op="mul", args=(first, second)):
+            sides = ((first, second), (second, first))
+            return any(_fits_half(a) and _is_zero_or_one(b) for a, b in sides)
+        case Pointwise(op=op) if op in CASTS and e.dtype is not DType.F16:
+            return _fits_half(e.args[0])
+    return e.dtype is DType.F16
+
+
+def _is_maximum(e: Expr) -> bool:
+    return isinstance(e, Part) and isinstance(e.source, Reduce) and e.source.monoid == "max"
+
+
+def _is_zero_or_one(e: Expr) -> bool:
+    return isinstance(e, Pointwise) and e.op in CASTS and e.args[0].dtype is DType.BOOL
+
+
 def _split_exponent(e: Pointwise, over: Axis) -> _Scaled:
-    """exp(x - l) with l made of a sum over x: exp(x - m) * exp(m - l), with the maximum m that l is made of."""
+    """exp(x - l) with l made of a sum over x: exp(x - m) * exp(m - l), with the maximum m that l is made of.
+
+    What is the same for all of a row, and part of what m is the largest of, stays beside m.
+    """
     terms = _terms(e.args[0])
     varying, fixed = ([t for t in terms if (over in t[1].axes) == wanted] for wanted in (True, False))
     found = reductions(term for _, term in fixed)
     tops = [r for r in found if r.monoid == "max"]
     if not varying or len(tops) != 1 or not any(r.monoid == "sum" and tops[0] in reductions(r.inputs) for r in found):
         return _Scaled(e)
-    top = Part(tops[0], 0)
-    if (-1, top) in fixed:  # x less m less the rest: m is not taken off twice
-        fixed.remove((-1, top))
-    else:
-        fixed.append((1, top))
-    return _Scaled(pointwise("exp", _total([*varying, (-1, top)])), pointwise("exp", _total(fixed)))
+    beside = [t for t in _terms(tops[0].inputs[0]) if not t[1].axes.intersection(tops[0].over)]
+    beside.append((-1, Part(tops[0], 0)))
+    for sign, term in beside:  # what is there already is not taken off twice
+        if (sign, term) in fixed:
+            fixed.remove((sign, term))
+        else:
+            fixed.append((-sign, term))
+    inside = pointwise("exp", _total([*varying, *beside]))
+    return _Scaled(inside, pointwise("exp", _total(fixed)) if fixed else None)
 
 
 def _terms(e: Expr) -> list[tuple[int, Expr]]:

@@ -16,17 +16,17 @@ from typing import TypeAlias
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Load, Part, Pointwise, Reduce, postorder
+from ..ir.ops import CASTS
 from ..ir.poly import Axis, Poly, product
 from ..ir.program import Buffer, View
 from .access import flat_offset
-from .conditions import as_difference
 from .contraction import Contraction, operands, sided
 from .factor import ARITHMETIC
+from .formulas import Positive, formula_of
 from .inline import reductions
 from .nest import Refusal, opened
 from .single_row import ROW
 
-CASTS = ("cast", "narrow", "widen")
 KEYS, SAMPLES = 5, 8
 FAR = 1e6  # scores this far from zero: a finite number in the place of -inf shows
 FINITE = 1e5  # beyond this a constant may stand for -inf
@@ -128,9 +128,9 @@ class _Masks:
         self.found = False
 
     def value(self, condition: Expr, seen: list[bool]) -> list[float] | None:
-        """Where a comparison holds; None if it is not the causal one."""
-        pair = as_difference(condition)
-        difference = None if pair is None else pair[1] - pair[0]
+        """Where a condition holds; None if it is not the causal one."""
+        said = formula_of(condition)
+        difference = said.difference if isinstance(said, Positive) else None
         if not self.square or difference not in (self.seen, self.unseen):
             return None
         self.found = True

@@ -39,6 +39,16 @@ def passes(c: Contraction) -> list[Pass]:
     return found
 
 
+def shares_out(c: Contraction) -> bool:
+    """Whether programs may share out the swept class and leave states, which a second kernel merges.
+
+    There are as many states for each row and column as there are programs for it. Where the swept class and these may
+    both grow, they would be too many.
+    """
+    known = all(a.extent.constant is not None for a in (c.rows, c.columns) if a is not c.swept)
+    return len(passes(c)) == 1 and (known or c.swept.extent.constant is not None)
+
+
 def _carried(level: list[Reduce], following: list[Reduce]) -> tuple[tuple[Reduce, ...], dict[Reduce, Expr]]:
     """The maximum beside which all that follows may grow, and what carries each sum along; nothing else."""
     for leader in (r for r in level if r.monoid == "max"):

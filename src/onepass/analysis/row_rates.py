@@ -13,7 +13,7 @@ from .access import estimate, numel, power_above
 from .contraction import LEAST_TILE, operands
 from .inline import reductions
 from .nest import opened
-from .passes import passes
+from .passes import shares_out
 from .rows import RowContraction
 
 # Rows held in a tile, in a wide one; swept, with short and long sums. Seen on one H200: the slower of what was seen.
@@ -44,7 +44,7 @@ def product_time(c: RowContraction, rate: float, target: Target) -> ProductTime:
     width = max(side.dtype.bytes for r in products for side in operands(r) or ())
     others, length = max(1, numel(c.grid)), max(1, estimate(c.rows.extent))
     exact = UNROUNDED if width == 4 and not target.rounded_products else 1.0
-    shared_out = not c.held and len(passes(c)) == 1
+    shared_out = not c.held and shares_out(c)
     choices: list[tuple[float, int, int]] = []
     for rows in (128, 64, 32, 16) if c.held else (max(LEAST_TILE, min(128, power_above(length))),):
         tiles = others * -(-length // rows)

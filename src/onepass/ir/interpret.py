@@ -18,6 +18,7 @@ from torch import Tensor
 from .dtypes import DType
 from .expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, Scan, postorder
 from .monoids import identity
+from .ops import CASTS
 from .poly import Atom, Axis, Indirect, Poly, Quotient, Remainder, Symbol
 from .program import Buffer, Define, Extern, HostValue, Program, Update, View
 
@@ -187,7 +188,7 @@ class _Evaluator:
         return value.to(self.device, self.dtype(node.dtype))
 
     def pointwise(self, node: Pointwise, args: list[Tensor]) -> Tensor:
-        if node.op in ("cast", "narrow", "widen"):
+        if node.op in CASTS:
             return args[0].to(self.dtype(node.dtype))
         if node.op == "bitcast":
             return args[0].view(self.dtype(node.dtype))

@@ -69,7 +69,7 @@ class Descriptor:
 class LoadTile:
     """var = the block of a matrix at (row, column), `transposed` where its rows are the tile's columns.
 
-    `offset`: the same elements as positions in the buffer, for where it cannot be described.
+    `offset`: the same elements as positions in the buffer, for where it cannot be described. `reuse`: of elements.
     """
 
     var: Var
@@ -78,6 +78,7 @@ class LoadTile:
     column: Poly
     transposed: bool
     offset: Poly
+    reuse: str = ""
 
 
 @dataclass(frozen=True, slots=True)

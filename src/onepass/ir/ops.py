@@ -22,6 +22,8 @@ class OpInfo:
 
 
 _EXP = 12.0
+CASTS = ("cast", "narrow", "widen")  # the same number in another type
+
 OPS: dict[str, OpInfo] = {
     # arithmetic; integers wrap around
     "add": OpInfo(2, commutative=True), "sub": OpInfo(2), "mul": OpInfo(2, commutative=True),

@@ -62,3 +62,9 @@ def arange(ctx: Context, start: float | int | Poly, end: Any, step: float | int 
 def iota(ctx: Context, length: Any, *, start: int | Poly, step: int | Poly, **options: Any) -> Ref:
     (at,) = own_point(ctx.out.shape)
     return ctx.define(ctx.convert(Index(Poly.of(start) + at * step), ctx.out.dtype))
+
+
+@lowers(aten.eye.default, aten.eye.m)
+def eye(ctx: Context, *sizes: Any, **options: Any) -> Ref:
+    row, column = own_point(ctx.out.shape)
+    return ctx.define(ctx.convert(pointwise("eq", Index(row), Index(column)), ctx.out.dtype))

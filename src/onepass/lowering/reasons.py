@@ -14,7 +14,7 @@ from .torch_private import HigherOrderOperator, OpOverload
 
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|vdot|_int_mm|_scaled_mm|_addmm_activation)$",
-     "a bare matmul goes to the library"),
+     "a matmul goes to the library, what is around it is fused"),
     (r"convolution|conv_|mkldnn|cudnn", "a convolution goes to the library"),
     (r"scaled_dot_product|_flash_attention|_efficient_attention", "attention in one call goes to the library"),
     (r"^_fft|^fft_", "a Fourier transform goes to the library"),

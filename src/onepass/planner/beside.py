@@ -16,6 +16,7 @@ from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
 from ..analysis.single_row import vector_and_matrix
 from ..ir.expr import Expr, Load
+from ..ir.limits import FOLLOWERS
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define, Extern, HostValue, Program
 from ..ir.target import Target
@@ -36,6 +37,8 @@ class Prices(Protocol):
     decisions: list[Decision]
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal: ...
+
+    def given_up(self, members: Iterable[Define]) -> int: ...
 
     def effort(self, c: Contraction, others: int = 0) -> Effort: ...
 
@@ -77,7 +80,7 @@ def _sharing(prices: Prices) -> list[list[Region]]:
     for extern in prices.products:
         product = extern.contraction
         assert product is not None
-        matrix = _left(product)
+        matrix = _left(product) if prices.given_up([product]) < FOLLOWERS else None
         region = Region((product,), ())
         if product in prices.taken:
             region = next(r for r in prices.regions if product in r.members)

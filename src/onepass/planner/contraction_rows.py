@@ -19,6 +19,7 @@ from ..analysis.passes import passes
 from ..analysis.row_rates import product_time
 from ..analysis.rows import RowContraction, contract_rows
 from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
+from ..ir.limits import FOLLOWERS
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
 from ..ir.plan import Decision, Store
@@ -38,7 +39,7 @@ MOST_MEMBERS, MOST_SEEN = 48, 256
 def try_rows(chooser: Chooser, extern: Extern) -> None:
     """One product with reductions of its rows, and what else keeps rows apart."""
     product = extern.contraction
-    if product is None or product in chooser.taken:
+    if product is None or product in chooser.taken or chooser.given_up([product]) >= FOLLOWERS:
         return
     for members, again in _choices(chooser, product):
         if _try(chooser, members, again, product):

@@ -17,6 +17,7 @@ from ..analysis.legality import analyse, programs_of
 from ..analysis.nest import Nest, Refusal, across_again, swept_again
 from ..analysis.tile_states import TileContraction, contract_tiles
 from ..ir.expr import Reduce, postorder
+from ..ir.limits import FOLLOWERS
 from ..ir.monoids import MONOIDS
 from ..ir.plan import Decision, Store
 from ..ir.program import Buffer, Define, Extern
@@ -38,7 +39,7 @@ STATES, MOMENTS, SURELY = 0.95, 0.5, 0.75
 def try_tiles(chooser: Chooser, extern: Extern) -> None:
     """One product whose tiles leave states of the reductions that follow it."""
     product = extern.contraction
-    if product is None or product in chooser.taken:
+    if product is None or product in chooser.taken or chooser.given_up([product]) >= FOLLOWERS:
         return
     early, late = _region(chooser, product)
     for region in dict.fromkeys(((*early, *late), early)):

@@ -18,38 +18,42 @@ from ..analysis.row_rates import UNROUNDED
 from ..analysis.single_row import ROW
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
-from ..ir.ops import OPS
+from ..ir.limits import FOLLOWERS, NO_LIMITS, OPERANDS, PRODUCTS, Limits
+from ..ir.ops import CASTS, OPS
 from ..ir.options import Options
 from ..ir.plan import Decision, Store
-from ..ir.poly import Poly, Quotient, Remainder
+from ..ir.poly import Axis, Poly, Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Statement, Update
 from ..ir.target import Target
 from .beside import join_beside
 from .close_calls import CloseCalls, Judge, Times
-from .contraction_rows import try_rows
+from .contraction_rows import Followers, try_rows, waits
 from .contraction_states import try_tiles
 from .groups import things
 from .library_attention import CLOSE, Offer, offered
 from .parts import Parts
-from .regions import Effort, Region, Regions, tiles_of
+from .regions import Effort, Region, Regions, tiles_of, waiting
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
 # another matrix of the result's size in the epilogue (seen on one H200: 0.2 to 0.6).
 LIBRARY, NESTED, ALONE, FEW, COMPUTED, JOINED = 1.0, 0.75, 0.95, 0.8, 0.65, 0.3
 ONE_ROW = 0.9  # of the bandwidth, where tiles of rows are mostly empty (seen on one H200)
+OWN = 2.0  # times its share of the bandwidth a processor has where most others wait; chosen, not measured
 UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kernel (16 rows gained, 128 lost)
 # Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
 CHEAP_COST, PLACE_COST = 4.0, 24.0
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 MOST_MEMBERS = 48
-CASTS = ("cast", "narrow", "widen")
+MOST_RESULTS = 3  # of point-wise work on one product
 
 
-def choose_contractions(program: Program, target: Target, options: Options, judge: Judge | None = None) -> Regions:
-    """Decide on every matrix product of a program. `judge`: measures close calls."""
+def choose_contractions(
+    program: Program, target: Target, options: Options, judge: Judge | None = None, limits: Limits = NO_LIMITS
+) -> Regions:
+    """Decide on every matrix product of a program. `judge`: measures close calls. `limits`: of what has spilled."""
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = Chooser(program, target, judge, options.precision == "fused")
+    chooser = Chooser(program, target, judge, options.precision == "fused", limits)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -66,9 +70,17 @@ def choose_contractions(program: Program, target: Target, options: Options, judg
 class Chooser:
     """One pass over a program's products."""
 
-    def __init__(self, program: Program, target: Target, judge: Judge | None = None, calls: bool = True) -> None:
+    def __init__(
+        self,
+        program: Program,
+        target: Target,
+        judge: Judge | None = None,
+        calls: bool = True,
+        limits: Limits = NO_LIMITS,
+    ) -> None:
         """`judge` measures close calls. `calls`: attention may be the library's, which rounds where it likes."""
         self.target, self.close_calls, self.parts = target, CloseCalls(judge), Parts(program)
+        self.limits = limits
         self.offers = calls and target.attention is not None
         self.calls: dict[Define, Extern] = {}  # what a call of the library's attention computes
         self.nests: dict[tuple[tuple[Define, ...], ...], Contraction | Refusal] = {}
@@ -112,6 +124,10 @@ class Chooser:
         """Whether an extern is a product of matrices that the chip's matrix units take."""
         if extern.contraction is None:
             return False
+        if self.limits.given_up([extern.contraction]) >= PRODUCTS:
+            node = extern.origin.node
+            self.decisions.append(Decision(node, node, "product", False, "every kernel that was tried spilled"))
+            return False
         sides = [s for r in reductions([extern.contraction.value]) for s in r.inputs[0].children]
         missing = {d for s in sides if (d := uncast(s).dtype).bytes == 1} - {*self.target.byte_products}
         if missing:
@@ -136,7 +152,8 @@ class Chooser:
             if not firsts:
                 continue
             core, names = {last, *self._between(last, firsts)}, (firsts[0].origin.node, last.origin.node)
-            regions = [members for tail in self._tails(last) if (members := self._grown(core, tail, last))]
+            tails = self._tails(last) if self.given_up(core) < FOLLOWERS else [()]
+            regions = [members for tail in tails if (members := self._grown(core, tail, last))]
             offer = self._offer(regions, *names) if self.offers and regions else None
             if any(self._consider(members, *names, "chain", offer) for members in regions):
                 return
@@ -187,22 +204,68 @@ class Chooser:
             current = user
         return [tuple(chain[:k]) for k in range(len(chain), 0, -1)] + [()]
 
+    def _spreads(self, last: Define) -> list[tuple[Define, ...]]:
+        """Point-wise work on the result, whoever else reads what it passes, longest first: several may be stored.
+
+        Where columns of the result meet each other (a packed gate), only their one result.
+        """
+        chain = self._tails(last)[0]
+        parted = self._part_size((last, *chain)[-1])
+        size = parted or numel(last.axes)
+        found: dict[Define, None] = dict.fromkeys(chain if parted else ())
+        start = (last, *found)
+        made, followers = {d.buffer for d in start}, Followers(self, start[-1])
+        for d in followers:
+            if len(found) == MOST_MEMBERS:
+                break
+            fits = self._is_point_wise(d) and d not in self.taken and numel(d.axes) == size
+            if fits and not waits(self, d, made):
+                found[d] = None
+                made.add(d.buffer)
+                followers.add(d)
+        spread = tuple(found)
+        prefixes = [spread[:k] for k in range(len(spread), 0, -1)]
+        if parted:
+            return [p for p in prefixes if len(p) > len(chain) and self.stored((last, *p)) == [p[-1]]]
+        return [p for p in prefixes if len(self.stored((last, *p))) <= MOST_RESULTS]
+
+    def _part_size(self, last: Define) -> int:
+        """How many positions the readers of a result have that read each of its elements once at most; 0: others."""
+        readers = self._readers(last)
+        sizes = {numel(d.axes) for d in readers}
+        if last.buffer in self.elsewhere or len(sizes) != 1 or (size := sizes.pop()) >= numel(last.axes):
+            return 0
+        places: set[Poly] = set()
+        for d in readers:
+            own = {a: Axis(f"d{k}", a.extent) for k, a in enumerate(d.dimensions)}
+            for e in postorder([d.value]):
+                if isinstance(e, Load) and e.buffer is last.buffer:
+                    offset = flat_offset(e.buffer, e.index).substitute({a: new.poly() for a, new in own.items()})
+                    if not own or offset.coefficient(own[d.dimensions[-1]]) is not Poly.ONE:
+                        return 0
+                    places.add(offset)
+        return size if len(places) * size <= numel(last.axes) else 0
+
     def try_alone(self, extern: Extern) -> None:
         """One product with the point-wise work that follows it."""
         last = extern.contraction
         if last is None or last in self.taken:
             return
-        for tail in self._tails(last):
+        for tail in dict.fromkeys((*self._spreads(last), *self._tails(last))):
             end = tail[-1] if tail else last
-            members = self._grown({last}, tail, None if tail else last)
+            most = max(storage_bytes(d.buffer) for d in self.stored((last, *tail)))
+            members = self._grown({last}, tail, None if tail else last, most)
             if not members or not (tail or self.again(members)):
                 continue
             if self._consider(members, last.origin.node, end.origin.node, "product"):
                 return
         self._note_packed(last)
 
-    def _grown(self, core: set[Define], tail: tuple[Define, ...], last: Define | None) -> tuple[Define, ...]:
-        """Core and tail in order, with what only they want; () if somebody else wants what is larger than the result.
+    def _grown(
+        self, core: set[Define], tail: tuple[Define, ...], last: Define | None, most: int = 0
+    ) -> tuple[Define, ...]:
+        """Core and tail in order, with what only they want; () if somebody else wants what is larger than the result
+        and than `most` bytes.
 
         Beside the tail that is any point-wise value, since it is computed once for each element of the result; what
         is made of the core (the sum of the weights) in any case. Without a `last` product others may join, too.
@@ -210,7 +273,7 @@ class Chooser:
         members, late = {*core, *tail}, set(tail)
         result = tail[-1] if tail else last
         assert result is not None
-        most = storage_bytes(result.buffer)
+        most = max(most, storage_bytes(result.buffer))
         waiting = [d for m in members for d in self._neighbours(m)]
         while waiting and len(members) <= MOST_MEMBERS:
             d = waiting.pop()
@@ -339,26 +402,39 @@ class Chooser:
         return self.nests[members, again]
 
     def _done_anyway(self, members: tuple[Define, ...], kind: str) -> float:
-        """Of the time without a kernel of the product: what the kernel that reads its end does in passing."""
-        (end, *more), own = self.stored(members), set(members)
-        readers = self._readers(end) - own
-        kernels = any(r.buffer not in self.product_of for r in readers)
-        if kind != "product" or more or not kernels or end in self.product_of.values():
+        """Of the time without a kernel of the product: what the kernels that read its results do in passing."""
+        own, ends = set(members), self.stored(members)
+        outside = {d: self._readers(d) - own for d in ends}
+        passed = [d for d in ends if any(r.buffer not in self.product_of for r in outside[d])]
+        if kind != "product" or not passed or all(d.buffer in self.product_of for d in ends):
             return 0.0
-        wanted = end.buffer in self.elsewhere or any(r.buffer in self.product_of for r in readers)
-        moved = storage_bytes(end.buffer) * (1 if wanted else 2)  # not read by it, and not even written
+        moved = 0
+        for d in passed:
+            read = any(r.buffer in self.product_of for r in outside[d])
+            wanted = d.buffer in self.elsewhere or d.buffer in self.product_of or read
+            moved += storage_bytes(d.buffer) * (1 if wanted else 2)  # not read by it, and not even written
         return self.target.launch_us + moved / self.target.memory_bytes_per_us
 
     def again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read."""
         own = set(members)
         found: dict[Define, None] = {}
+        computes = self.given_up(members) < OPERANDS
         for d, reader in {s: m for m in members for s in self.sources(m)}.items():
+            if not computes and self._is_operand(d, own) and self.memory(d):
+                continue
             made = d in own or (d in self.taken and bool(self.memory(d)))  # by another kernel, beside its products
             wanted = self._is_point_wise(d) and (self._is_cheap(d) or self._is_unpacked_once(d, reader))
             if not made and wanted:
                 found |= dict.fromkeys(self._chain(d) - own)
         return tuple(sorted(found, key=self.order.__getitem__))
+
+    def given_up(self, members: Iterable[Define]) -> int:
+        """What a kernel of some products must do without (`Limits`)."""
+        return self.limits.given_up(d for d in members if d.buffer in self.product_of)
+
+    def _is_operand(self, define: Define, members: set[Define]) -> bool:
+        return any(r in members and r.buffer in self.product_of for r in self.readers.get(define.buffer, ()))
 
     def _is_point_wise(self, define: Define) -> bool:
         made = define.buffer in self.product_of or define in self.calls
@@ -397,8 +473,10 @@ class Chooser:
         return few and product.buffer in self.product_of and self._is_packed(define)
 
     def _is_packed(self, define: Define) -> bool:
-        moved = sum(load_bytes(e) for e in self.memory(define))
-        return len(self._chain(define)) <= MOST_MEMBERS and 2 * moved <= storage_bytes(define.buffer)
+        """Whether it is at least twice as large as what it is made of, with an eighth for scales beside that."""
+        read, own = [load_bytes(e) for e in self.memory(define)], storage_bytes(define.buffer)
+        small = 2 * max(read, default=0) <= own and 8 * sum(read) <= 5 * own
+        return small and len(self._chain(define)) <= MOST_MEMBERS
 
     def _beside(self, define: Define, product: Define) -> int:
         """Positions of a product along which what it reads does not vary."""
@@ -442,7 +520,8 @@ class Chooser:
             rate *= NARROW
         if c.rows is ROW:
             moved = int(moved / ONE_ROW)
-        return Effort(products / (rate * self.rate(values)), moved, work)
+        alone = waiting(c, self.target)
+        return Effort(alone * products / (rate * self.rate(values)), int(moved * max(1.0, alone / OWN)), alone * work)
 
     def _joins_matrix(self, c: Contraction, values: list[Expr], units: set[Expr]) -> bool:
         """Whether an epilogue reads another matrix as large as the result."""
@@ -460,6 +539,8 @@ class Chooser:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
         total, stored = 0.0, set(self.stored(members))
         own = {*members, *again}
+        chained = any(s in members for d in members if d.buffer in self.product_of for s in self.sources(d))
+        seen: set[Buffer] = set()  # products that the one kernel behind them reads
         for d in again:  # what only these products read would have to be stored for them
             read = any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer])
             if read and d.buffer not in self.elsewhere and set(self.readers[d.buffer]) <= own:
@@ -474,10 +555,12 @@ class Chooser:
                 total += self.target.launch_us + max(compute, memory)
                 continue
             # Where it reads a product it has to read it from memory, and write for the next one.
-            made = sum(storage_bytes(b) for b in loaded(d.value) if b in self.product_of)
+            first = not seen
+            made = sum(storage_bytes(b) for b in loaded(d.value) if b in self.product_of and b not in seen)
+            seen |= set() if chained else {b for b in loaded(d.value) if b in self.product_of}
             read_by_product = any(r.buffer in self.product_of for r in self.readers.get(d.buffer, []))
             written = storage_bytes(d.buffer) if read_by_product or d in stored else 0
-            if made:
+            if made and first:
                 total += self.target.launch_us
             total += (made + written) / self.target.memory_bytes_per_us
         return total

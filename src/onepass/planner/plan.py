@@ -16,6 +16,7 @@ from ..analysis.inline import reductions
 from ..analysis.legality import analyse
 from ..analysis.nest import Refusal
 from ..ir.expr import Expr, Load, Pointwise, Random, postorder
+from ..ir.limits import NO_LIMITS, Limits
 from ..ir.ops import OPS
 from ..ir.options import Options
 from ..ir.plan import Decision, FusionPlan, Group
@@ -44,8 +45,8 @@ class Verdict:
 class Planner:
     """One planning run."""
 
-    def __init__(self, regions: Regions, target: Target, options: Options) -> None:
-        self.program, self.target, self.options = regions.program, target, options
+    def __init__(self, regions: Regions, target: Target, options: Options, limits: Limits = NO_LIMITS) -> None:
+        self.program, self.target, self.options, self.limits = regions.program, target, options, limits
         self.regions = regions
         self.decisions: list[Decision] = []
         self._restart()
@@ -94,10 +95,11 @@ class Planner:
             return Verdict(None, f"on different devices: {', '.join(sorted(devices))}")
         if (bad := masked_failure([s.value for s in stores])) is not None:
             return Verdict(None, bad)
-        nest = analyse(stores, self.target)
+        target = self.limits.narrowed(self.target, members)
+        nest = analyse(stores, target)
         if isinstance(nest, Refusal):
             return Verdict(None, nest.reason)
-        cost = nest_cost(nest, self.target)
+        cost = nest_cost(nest, target)
         if cost.buffers > self.target.buffers_per_kernel:
             return Verdict(None, f"{cost.buffers} buffers, limit {self.target.buffers_per_kernel}")
         if cost.live > self.target.live_values:
@@ -113,6 +115,10 @@ class Planner:
                 return None
             self.costs[number] = verdict.cost
         return self.costs[number]
+
+    def most_members(self, *numbers: int) -> int:
+        """How many operations a kernel of these groups may have."""
+        return self.limits.most_members((d for n in numbers for d in self.graph.members[n]), self.target)
 
     # --- chains ---
 
@@ -131,7 +137,7 @@ class Planner:
             if user in self.locked or number in self.locked:
                 continue
             size = sizes.get(number, 1) + sizes.get(user, 1)
-            if size > (limit := self.target.members_per_kernel):
+            if size > (limit := self.most_members(number, user)):
                 self._decide(number, user, "vertical", False, f"{size} operations, limit {limit}", 0.0, 0)
                 continue
             if not self._reads_once(define, user):
@@ -246,8 +252,7 @@ class Planner:
             return self._decide(a, b, kind, False, "another step lies between them", 0.0, 0)
         if kind == "sibling" and graph.connected(a, b):
             return False
-        if (count := len(graph.members[a]) + len(graph.members[b])) > self.target.members_per_kernel:
-            limit = self.target.members_per_kernel
+        if (count := len(graph.members[a]) + len(graph.members[b])) > (limit := self.most_members(a, b)):
             return self._decide(a, b, kind, False, f"{count} operations in one kernel, limit {limit}", 0.0, 0)
         before_a, before_b = self.cost(a), self.cost(b)
         members = sorted([*graph.members[a], *graph.members[b]], key=graph.order)
@@ -300,9 +305,9 @@ class Planner:
         return tuple(steps)
 
 
-def plan_fusion(regions: Regions, target: Target, options: Options) -> FusionPlan:
+def plan_fusion(regions: Regions, target: Target, options: Options, limits: Limits = NO_LIMITS) -> FusionPlan:
     """The fusion plan of a program for a target, its matrix products decided on."""
-    return Planner(regions, target, options).run()
+    return Planner(regions, target, options, limits).run()
 
 
 def element_cost(value: Expr) -> float:

@@ -57,8 +57,8 @@ def _try(planner: Planner, define: Define, number: int, users: list[int]) -> boo
     graph = planner.graph
     chain = _chain(planner, define, number)
     before = [planner.cost(n) for n in (number, *users)]
-    longest = max(len(graph.members[u]) for u in users) + len(chain)
-    if any(c is None for c in before) or longest > planner.target.members_per_kernel:
+    crowded = any(len(graph.members[u]) + len(chain) > planner.most_members(number, u) for u in users)
+    if crowded or any(c is None for c in before):
         return False
     undo_members = {u: graph.members[u] for u in users}
     touched = {b for d in chain for b in (d.buffer, *graph.reads[d])}

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from ..analysis.access import estimate, numel
 from ..analysis.contraction import Contraction
+from ..analysis.passes import shares_out
 from ..ir.plan import Decision
 from ..ir.program import Define, Program
 from ..ir.target import Target
 from .cost import predict_us
 
 TILE = 128  # a side of the tiles that results are counted in
+SMALL, NESTED = 32, 64  # a side of the smallest ones; rows of a tile with products inside the sweep
+LONG = 256  # positions of a swept class that a program should have at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,13 @@ class Effort:
 def tiles_of(c: Contraction) -> int:
     """Tiles of a result, as large as they are where there are many."""
     return numel(c.grid) * -(-estimate(c.rows.extent) // TILE) * -(-estimate(c.columns.extent) // TILE)
+
+
+def waiting(c: Contraction, target: Target) -> int:
+    """How many programs might share out the sweep of each that there is, but cannot: processors wait instead."""
+    if shares_out(c):
+        return 1
+    rows, columns = estimate(c.rows.extent), estimate(c.columns.extent)
+    tiles = -(-rows // NESTED) if c.inner else -(-rows // SMALL) * -(-columns // SMALL)
+    programs = max(1, numel(c.grid) * tiles)
+    return max(1, min(estimate(c.swept.extent) // LONG, target.processors // programs))

@@ -1,7 +1,9 @@
 """Contractions with too few tiles: programs share out the swept class, and a second kernel merges what they found.
 
 Each program leaves the states of its chunk. A maximum merges by itself; sums that grew beside it are carried to the
-common maximum first, by the same rule that carries them along a sweep (decoding with one query, split-K).
+common maximum first, by the same rule that carries them along a sweep (decoding with one query, split-K). Of a class
+whose size is known at run time there are as many chunks as fill the chip, each of a length that follows from the size:
+where it is small, the last of them are empty and leave states of nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from ..analysis.access import estimate, numel
 from ..analysis.contraction import Contraction
 from ..analysis.nest import Nest, NestStore
-from ..analysis.passes import passes
+from ..analysis.passes import passes, shares_out
 from ..analysis.rows import RowContraction
 from ..ir.expr import Expr, Load, Part, Reduce, pointwise, rewrite
 from ..ir.kernel import ScheduledGroup
@@ -31,14 +33,14 @@ def schedule_contraction(
     """The kernels of a group with matrix products."""
     scheduler = RowScheduler if isinstance(c, RowContraction) else ContractionScheduler
     whole = scheduler(c, target, candidate)
-    steps = -(-estimate(c.swept.extent) // whole.tiles.step)
-    chunks = min(steps // LEAST_STEPS, PROGRAMS * target.processors // max(1, whole.programs()))
-    if isinstance(c, RowContraction):
-        chunks = _row_chunks(c, whole, steps, target)
-    if chunks < 2 or c.swept.extent.constant is None or len(passes(c)) != 1:
+    chunks = _chunks(c, whole, target) if shares_out(c) else 1
+    if chunks < 2:
         return ScheduledGroup((whole.build(name, origins),))
-    each = -(-steps // chunks)
-    chunk = Axis("chunk", Poly.of(-(-steps // each)))
+    steps = (c.swept.extent + whole.tiles.step - 1) // whole.tiles.step
+    each = (steps + chunks - 1) // chunks
+    if steps.constant is not None and each.constant is not None:
+        chunks = -(-steps.constant // each.constant)  # none is empty
+    chunk = Axis("chunk", Poly.of(chunks))
     part = scheduler(c, target, candidate, chunk, each)
     workspace = _states(part, chunk, name)
     first = part.build(f"{name}_partial", origins)
@@ -47,6 +49,20 @@ def schedule_contraction(
         (first, TileScheduler(tail, target).build(f"{name}_finish", origins)),
         tuple(b for buffers in workspace.values() for b in buffers),
     )
+
+
+def _chunks(c: Contraction, whole: ContractionScheduler, target: Target) -> int:
+    """How many parts of the swept class have programs of their own; 1: it is not shared out.
+
+    A size known at run time may grow: more than one step of what is assumed is shared out over the whole chip.
+    """
+    steps = -(-estimate(c.swept.extent) // whole.tiles.step)
+    if isinstance(c, RowContraction):
+        return _row_chunks(c, whole, steps, target)
+    room = PROGRAMS * target.processors // max(1, whole.programs())
+    if c.swept.extent.constant is None:
+        return room if steps > 1 else 1
+    return min(steps // LEAST_STEPS, room)
 
 
 def _row_chunks(c: RowContraction, whole: ContractionScheduler, steps: int, target: Target) -> int:

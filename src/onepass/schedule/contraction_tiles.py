@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..analysis.access import estimate, power_above
+from ..analysis.access import estimate, flat_offset, power_above
 from ..analysis.contraction import LEAST_TILE, Contraction
-from ..ir.poly import Axis
+from ..analysis.inline import exact
+from ..analysis.nest import NestStore
+from ..ir.expr import postorder
+from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 
 RESERVED = 2048  # bytes of shared memory for what reductions exchange
@@ -39,10 +42,11 @@ def choose_product_tiles(
     `across`: the matrix with the columns is contiguous along them. `others`: elements of results beside this one.
     """
     tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target, others)
+    least = max(LEAST_TILE, LEAST_BYTES // width) if c.inner else LEAST_BYTES // width
+    tiles = _fitting(replace(tiles, step=max(tiles.step, least)), c, width, products, target)
     for _ in range(candidate):
-        tiles = _smaller(tiles, nested=bool(c.inner))
-    tiles = replace(tiles, step=max(tiles.step, LEAST_BYTES // width))
-    return _fitting(tiles, c, width, products, target)
+        tiles = _smaller(tiles, least if c.inner else None)
+    return tiles
 
 
 def lanes_of(axis: Axis, most: int) -> int:
@@ -83,8 +87,11 @@ def _plain(c: Contraction, width: int, products: int, across: bool, target: Targ
         return Tiles(rows, min(columns, lanes_of(c.columns, 128)), step, 4, 3 if across else 5)
     constant = all(a.extent.constant is not None for a in (c.rows, c.columns, *c.grid))
     if target.descriptors and width <= 2 and constant and programs(rows, columns) >= 4 * target.processors:
-        if products == 1 and lanes_of(c.columns, 256) == 256 and rows == 128:
-            return Tiles(128, 256, 128 // width, 8, 3, resident=True)
+        wide = Tiles(128, 256, 128 // width, 8, 3, resident=True)
+        room = target.shared_bytes - RESERVED - _stored_bytes(wide, c)
+        alone = products == 1 and len(_ends(c)) <= 1
+        if alone and lanes_of(c.columns, 256) == 256 and rows == 128 and room >= 2 * _step_bytes(wide, width):
+            return wide
         return Tiles(rows, columns, step, 8, 4, resident=True)
     while programs(rows, columns) < target.processors and max(rows, columns) > 32:
         rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
@@ -93,12 +100,15 @@ def _plain(c: Contraction, width: int, products: int, across: bool, target: Targ
     return Tiles(rows, columns, step, 8 if rows * columns >= 128 * 128 else 4, 4 if rows * columns < 128 * 128 else 3)
 
 
-def _smaller(tiles: Tiles, nested: bool) -> Tiles:
+def _smaller(tiles: Tiles, least: int | None) -> Tiles:
+    """Fewer values for each thread. `least`: of the swept class, where it may be shorter: products are nested."""
     if tiles.warps < 8 and tiles.rows >= 64:
         return replace(tiles, warps=8)
-    if nested:
-        return replace(tiles, step=max(LEAST_TILE, tiles.step // 2))
-    return replace(tiles, columns=max(LEAST_TILE, tiles.columns // 2))
+    if least is not None and tiles.step > least:
+        return replace(tiles, step=tiles.step // 2)
+    if least is None and tiles.columns > LEAST_TILE:
+        return replace(tiles, columns=tiles.columns // 2)
+    return replace(tiles, rows=max(LEAST_TILE, tiles.rows // 2))
 
 
 def _fitting(tiles: Tiles, c: Contraction, width: int, products: int, target: Target) -> Tiles:
@@ -108,12 +118,36 @@ def _fitting(tiles: Tiles, c: Contraction, width: int, products: int, target: Ta
     def needed(t: Tiles) -> int:
         if c.inner:
             return width * (t.rows * inner + t.stages * t.step * (inner + t.columns))
-        widest = max(s.buffer.dtype.bytes for s in c.nest.stores)
-        stored = widest * t.rows * t.columns if t.resident else 0  # a tile leaves by shared memory
-        return width * t.stages * t.step * (t.rows + t.columns * products) + stored
+        return t.stages * _step_bytes(t, width, products) + _stored_bytes(t, c)
 
     while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
         tiles = replace(tiles, stages=tiles.stages - 1)
     while needed(tiles) > target.shared_bytes - RESERVED and tiles.step > max(LEAST_TILE, LEAST_BYTES // width):
         tiles = replace(tiles, step=tiles.step // 2)
     return tiles
+
+
+def _step_bytes(t: Tiles, width: int, products: int = 1) -> int:
+    """What one step of the products reads."""
+    return width * t.step * (t.rows + t.columns * products)
+
+
+def _stored_bytes(t: Tiles, c: Contraction) -> int:
+    """Tiles leave resident programs by shared memory: results of one type and direction by the same."""
+    if not t.resident:
+        return 0
+    offsets = {s: flat_offset(s.buffer, s.index) for s in _results(c)}
+    turned = {s: o.coefficient(c.columns) is not Poly.ONE for s, o in offsets.items()}  # in shared memory, too
+    ways = {(s.buffer.dtype, turn) for s, turn in turned.items()}
+    return sum(dtype.bytes * (3 if turn else 1) for dtype, turn in ways) * t.rows * t.columns
+
+
+def _results(c: Contraction) -> list[NestStore]:
+    """What is stored; what only enters a reduction of the tile has no place."""
+    return [s for s in c.nest.stores if s.index]
+
+
+def _ends(c: Contraction) -> list[NestStore]:
+    """Results that no other one is made of: for each of them the sums stay in registers."""
+    made = [(s, set(postorder([s.value], into_reductions=False))) for s in _results(c)]
+    return [s for s, _ in made if not any(exact(s.value) in nodes for other, nodes in made if other is not s)]

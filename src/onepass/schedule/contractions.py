@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..analysis.access import estimate, flat_offset, numel, power_above
-from ..analysis.bounds import Bound, assuming, find_bounds, vanishes
+from ..analysis.access import estimate, flat_offset, numel, power_above, storage_bytes
+from ..analysis.bounds import Range, assuming, find_ranges, needed
 from ..analysis.contraction import Contraction, operands, sided
+from ..analysis.formulas import some
 from ..analysis.inline import reductions
 from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.passes import passes
@@ -47,13 +48,15 @@ from ..ir.target import Target
 from .builder import Builder, Finished
 from .contraction_tiles import FEW_ROWS, GROUPED, Tiles, choose_product_tiles
 from .online import carry
+from .reuse import larger_than_cache
 from .sweeps import kernel_symbols
 from .tiles import has_far_values, needs_wide
 
 ROW, COLUMN = 0, 1
 MOST_DESCRIBED = 256  # of a side of a block
 MOST_MATRICES = 16  # of one kernel, as its launcher takes them
-_Span: TypeAlias = tuple[tuple[Expr, ...], tuple[Poly, ...], tuple[Poly, ...]]
+MOST_STREAMED = 4  # times the chip's cache (see `_streams`): on one H200, 134 MB gain 4 % and 268 MB lose as much
+_Span: TypeAlias = tuple[tuple[Poly, ...], tuple[Poly, ...], tuple[Poly, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class ContractionScheduler:
         target: Target,
         candidate: int,
         chunk: Axis | None = None,
-        steps: int = 0,
+        steps: Poly = Poly.ZERO,
         company: ContractionScheduler | None = None,
         others: int = 0,
     ) -> None:
@@ -100,9 +103,13 @@ class ContractionScheduler:
 
     def _operands(self) -> tuple[int, int]:
         """Bytes of an operand of the matrix unit, and how many products there are, by the tiles their sums take."""
-        found = [operands(r) for r in reductions(s.value for s in self.c.nest.stores)]
-        products = [sides[0].dtype for sides in found if sides is not None]
+        products = [left.dtype for left, _ in self._products()]
         return max(d.bytes for d in products), sum(2 if d.is_packed else 1 for d in products)  # of a step, and of all
+
+    def _products(self) -> list[tuple[Expr, Expr]]:
+        """The matrices of every product."""
+        found = [operands(r) for r in reductions(s.value for s in self.c.nest.stores)]
+        return [sides for sides in found if sides is not None]
 
     def _across(self) -> bool:
         """Whether the matrix with the columns is contiguous along them."""
@@ -215,9 +222,10 @@ class ContractionScheduler:
         """Whether later rows have more to sweep: they should start first."""
         rows, found = self.c.rows, []
         for r in reductions(s.value for s in self.c.nest.stores):
-            if r.monoid == "max" and len(r.over) == 1 and rows in r.axes:
-                found += find_bounds(r.inputs[0], "max", rows, r.over[0], Poly.ZERO, 1)
-        return any(b.upper and b.grows for b in found)
+            if len(r.over) == 1 and rows in r.axes:
+                counts = needed(r.inputs[0], r.monoid, r.monoid == "max")
+                found += find_ranges(counts, rows, r.over[0], Poly.ZERO, 1)
+        return any(b.upper and b.slope > 0 for one in found for b in one)
 
     def _grid_axis(self, extent: Poly) -> Axis:
         position = Axis(f"g{len(self.grid)}", extent)
@@ -281,39 +289,60 @@ class ContractionScheduler:
             self.builder.here.parts[running.reduce] = Finished(running.accumulator)
 
     def _spans(self, first: list[_Running], second: list[_Running]) -> list[_Span]:
-        """The swept class in parts: conditions that hold in one, where it starts and where it ends, in steps."""
-        bounds = self._bounds(first, second)
-        if not bounds or self._is_one_step():
-            return [((), (), ())]
-        step = self.tiles.step
-        starts = [b.loose // step for b in bounds if not b.upper]
-        ends = [(b.loose + step - 1) // step for b in bounds if b.upper]
-        settled = [(b.tight + step - 1) // step for b in bounds if not b.upper]
-        doubtful = [b.tight // step for b in bounds if b.upper]
-        everywhere = tuple(b.condition for b in bounds)
+        """The swept class in parts: what is positive in one, where it starts and where it ends, in steps."""
+        ranges = [()] if self._is_one_step() else self._ranges(first, second)
         spans: list[_Span] = []
-        if settled:  # the lower bounds may fail; where both ends are close this has all
-            spans += [((), tuple(starts), (*ends, s)) for s in settled[:1]]
-        spans.append((everywhere, (*starts, *settled), (*ends, *doubtful)))
+        behind: tuple[Poly, ...] = ()  # the ranges before
+        for one in ranges[:-1]:
+            ends = self._steps(b.loose for b in one)
+            spans.append(((), behind, ends))
+            behind = (*behind, *ends)
+        return [*spans, *self._parts(ranges[-1], behind)]
+
+    def _parts(self, one: Range, behind: tuple[Poly, ...]) -> list[_Span]:
+        """A range in parts: where a lower bound may fail, where all hold, and where an upper one may fail."""
+        lower, upper = ([b for b in one if b.upper == up] for up in (False, True))
+        starts = (*behind, *self._begun(b.loose for b in lower))
+        ends = self._steps(b.loose for b in upper)
+        checked = [next((b for b in side if b.slope), side[0]) for side in (lower, upper) if side]
+        settled = self._steps(b.tight for b in checked if not b.upper)
+        doubtful = self._begun(b.tight for b in checked if b.upper)
+        spans: list[_Span] = []
+        if settled:  # where both ends are close this has all
+            spans.append(((), starts, (*ends, *settled)))
+        spans.append((tuple(b.difference for b in checked), (*starts, *settled), (*ends, *doubtful)))
         if doubtful:
-            spans.append(((), (*starts, *settled, *doubtful), tuple(ends)))
+            spans.append(((), (*starts, *settled, *doubtful), ends))
         return spans
+
+    def _steps(self, positions: Iterable[Poly]) -> tuple[Poly, ...]:
+        """How many steps there are up to positions, one that is cut included."""
+        step = self.tiles.step
+        return tuple(self.builder.resolve(p + step - 1) // step for p in positions)
+
+    def _begun(self, positions: Iterable[Poly]) -> tuple[Poly, ...]:
+        """How many steps there are up to positions, one that is cut left out."""
+        return tuple(self.builder.resolve(p) // self.tiles.step for p in positions)
 
     def _is_one_step(self) -> bool:
         """Whether a sweep is over after its first step: there is nothing to carry, and nothing to skip."""
         extent = self.c.swept.extent.constant
         return extent is not None and extent <= self.tiles.step
 
-    def _bounds(self, first: list[_Running], second: list[_Running]) -> list[Bound]:
-        """Bounds of a maximum whose masked terms are -inf, where the sums carried beside it vanish, too."""
-        if len(first) != 1 or first[0].reduce.monoid != "max" or self._passing():
-            return []
-        rows = self.axis(self.c.rows, ROW)
+    def _ranges(self, first: list[_Running], second: list[_Running]) -> list[Range]:
+        """Outside of what every term is its reduction's identity: -inf of a maximum, zero of sums.
+
+        A maximum is not swept with others of its level; sums alone that wait for nothing, where products are spared.
+        """
+        leading = len(first) == 1 and first[0].reduce.monoid == "max"
+        done = {r for scope in self.builder.scopes for r in scope.parts}
+        waiting = any(r in done for running in first for r in direct_reductions(running.inputs))
+        summing = bool(self.c.inner) and all(r.reduce.monoid == "sum" for r in first) and not waiting
+        if self._passing() or not (leading or summing):
+            return [()]
         swept = Axis(f"{self.c.swept.name}c", self.c.swept.extent)
-        found = find_bounds(first[0].inputs[0], "max", rows, swept, self.first_row, self.tiles.rows)
-        done = [first[0].reduce, *(r for scope in self.builder.scopes for r in scope.parts)]
-        found = [b for b in found if all(vanishes(r.inputs[0], b.condition, done) for r in second)]
-        return found if sum(b.upper for b in found) <= 1 and sum(not b.upper for b in found) <= 1 else []
+        counts = some(needed(r.inputs[0], r.reduce.monoid, leading) for r in (*first, *second))
+        return find_ranges(counts, self.axis(self.c.rows, ROW), swept, self.first_row, self.tiles.rows)
 
     def _loop(
         self,
@@ -321,7 +350,7 @@ class ContractionScheduler:
         second: list[_Running],
         carried: dict[Reduce, Expr],
         reference: Local | None,
-        holding: tuple[Expr, ...],
+        holding: tuple[Poly, ...],
         after: tuple[Poly, ...],
         before: tuple[Poly, ...],
     ) -> None:
@@ -365,10 +394,11 @@ class ContractionScheduler:
         builder.here.values[Part(leader.reduce, 0)] = safe
         return {r: moved[h] for r, h in carried.items()}
 
-    def _enter(self, running: _Running, holding: tuple[Expr, ...], moved: Var | None = None) -> None:
+    def _enter(self, running: _Running, holding: tuple[Poly, ...], moved: Var | None = None) -> None:
         """What one step of the sweep adds to a state, where conditions hold; the state is `moved` before."""
         done = [r for scope in self.builder.scopes for r in scope.parts]
-        inputs = tuple(assuming(v, holding, done) for v in running.inputs)
+        assumed = [(v, assuming(v, holding, done)) for v in running.inputs]
+        inputs = tuple(v if running.product and less.axes != v.axes else less for v, less in assumed)  # whole matrices
         self._inside(inputs)
         values = tuple(self._matrix(v) if running.product else self.builder.emit(v) for v in inputs)
         if moved is not None and not self._is_one_step():
@@ -399,16 +429,16 @@ class ContractionScheduler:
     def _matrix(self, value: Expr) -> Operand:
         """An operand of the matrix unit; one that comes from memory as it is, is copied by hardware.
 
-        Not where rows are few: loads that run ahead through registers wait for no barrier of all threads.
+        Not where rows are few, unless it is a stream: other loads run ahead and wait for no barrier of all threads.
         """
-        if isinstance(value, Load) and self.target.descriptors and self.tiles.rows > FEW_ROWS:
+        if isinstance(value, Load) and self.target.descriptors and (self.tiles.rows > FEW_ROWS or self._streams(value)):
             known = any(value in scope.values for scope in self.builder.scopes)
-            described = None if known else self._described(value)
-            if described is not None:
+            block = None if known else self._described(value)
+            if block is not None:
                 scope = self.builder.scopes[self.builder.depth(value)]  # the same for all steps: once
-                scope.statements.append(described)
-                scope.values[value] = described.var
-                return described.var
+                scope.statements.append(block)
+                scope.values[value] = block.var
+                return block.var
         return self.builder.emit(value)
 
     def _described(self, load: Load) -> LoadTile | None:
@@ -416,7 +446,24 @@ class ContractionScheduler:
         found = self._block(load.buffer, load.index)
         if found is None:
             return None
-        return LoadTile(Var(self.builder.name("block"), load.dtype), *found)
+        reuse = "never" if self._streams(load) else ""
+        return LoadTile(Var(self.builder.name("block"), load.dtype), *found, reuse)
+
+    def _streams(self, load: Load) -> bool:
+        """Whether a matrix is read once, and would not stay in the chip's cache: better that others stay.
+
+        That saves a constant time. Under a sweep with products inside, copies by hardware come a little slower than
+        other loads, so that what is much larger than the cache loses more than it gains.
+        """
+        once = self.tiles.rows <= FEW_ROWS and load.axes >= set(self.c.grid)
+        if not once or not larger_than_cache(load.buffer, self.target):
+            return False
+        all_bytes = sum(map(storage_bytes, self._read_as_is()))
+        return not self.c.inner or all_bytes <= MOST_STREAMED * self.target.chip_cache_bytes
+
+    def _read_as_is(self) -> set[Buffer]:
+        """What products read as it is."""
+        return {side.buffer for sides in self._products() for side in sides if isinstance(side, Load)}
 
     def _block(self, buffer: Buffer, index: tuple[Poly, ...]) -> tuple[Descriptor, Poly, Poly, bool, Poly] | None:
         """Elements as a block of their buffer seen as a matrix, if tiles are whole and rows start on 16 bytes."""

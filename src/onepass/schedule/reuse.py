@@ -22,7 +22,9 @@ def mark_reuse(body: tuple[Statement, ...], target: Target) -> tuple[Statement, 
     last sweep."""
     places: dict[Buffer, list[Path]] = {}
     _collect(body, (), places)
-    repeated = {b: found for b, found in places.items() if len(set(found)) == len(found) > 1 and _large(b, target)}
+    repeated = {
+        b: found for b, found in places.items() if len(set(found)) == len(found) > 1 and larger_than_cache(b, target)
+    }
     last = {b: found[-(len(found) // 2) :] for b, found in repeated.items()}
 
     def mark(block: tuple[Statement, ...], path: Path) -> tuple[Statement, ...]:
@@ -48,6 +50,6 @@ def _collect(block: tuple[Statement, ...], path: Path, places: dict[Buffer, list
                 places.setdefault(s.buffer, []).append(path)
 
 
-def _large(buffer: Buffer, target: Target) -> bool:
+def larger_than_cache(buffer: Buffer, target: Target) -> bool:
     """Whether a buffer would not stay by itself."""
     return all(d.constant is not None for d in buffer.shape) and storage_bytes(buffer) >= target.chip_cache_bytes

@@ -1,0 +1,88 @@
+"""What scales weights leaves a sum of products only where the weights stay within their type: large, small and shifted
+scores in every spelling of softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import onepass
+
+pytest.importorskip("triton")
+FREE = {"strict": True, "cache": False}
+INTERPRETED = {**FREE, "target": "triton-interpret"}
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT).float() * 0.25
+
+
+def by_logsumexp(s: Tensor, v: Tensor) -> Tensor:
+    return torch.exp(s - torch.logsumexp(s, -1, keepdim=True)).to(v.dtype) @ v
+
+
+def by_log_softmax(s: Tensor, v: Tensor) -> Tensor:
+    return F.log_softmax(s, -1).exp().to(v.dtype) @ v
+
+
+def by_exponentials(s: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(s)
+    return (e / e.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
+def by_squares(s: Tensor, v: Tensor) -> Tensor:
+    e = torch.relu(s) ** 2
+    return (e / (e.sum(-1, keepdim=True) + 1e-30)).to(v.dtype) @ v
+
+
+def right(function: Callable[..., Tensor], *tensors: Tensor) -> None:
+    torch._dynamo.reset()
+    exact = function(*(t.double() for t in tensors))
+    eager = (function(*tensors).double() - exact).abs().max()
+    ours = torch.compile(function, backend="onepass", options=INTERPRETED)(*tensors).double()
+    bar = 1e-4 if tensors[0].dtype is torch.float32 else 3e-3
+    assert (ours - exact).abs().max() <= 2 * eager + bar * exact.abs().max()
+
+
+@pytest.mark.parametrize("shift", [-200.0, -12.0, 20.0, 200.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("softmax", [by_logsumexp, by_log_softmax])
+def test_scores_with_a_number_added(softmax: Callable[..., Tensor], dtype: torch.dtype, shift: float) -> None:
+    q, k, v = (torch.randn(1, 1, 70, 16).to(dtype) for _ in range(3))
+    right(lambda q, k, v: softmax(scores(q, k) + shift, v), q, k, v)
+
+
+@pytest.mark.parametrize("softmax", [by_logsumexp, by_log_softmax])
+def test_scores_with_a_row_added(softmax: Callable[..., Tensor]) -> None:
+    q, k, v = (torch.randn(1, 1, 70, 16, dtype=torch.float16) for _ in range(3))
+    right(lambda q, k, v, b: softmax(scores(q, k) + b - 3 * b.abs(), v), q, k, v, 100 * torch.randn(70, 1))
+
+
+def test_distances() -> None:
+    x, c = 2 * torch.randn(100, 16), 2 * torch.randn(80, 16)
+    right(lambda x, c: by_log_softmax(2 * x @ c.t() - (x * x).sum(-1, keepdim=True) - (c * c).sum(-1), c), x, c)
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1.0, 30.0])
+@pytest.mark.parametrize("weights", [by_exponentials, by_squares])
+def test_weights_without_a_maximum(weights: Callable[..., Tensor], factor: float) -> None:
+    q, k, v = (torch.randn(1, 1, 70, 16, dtype=torch.float16) for _ in range(3))
+    factor = min(factor, 6.0) if weights is by_exponentials else factor
+    right(lambda q, k, v: weights(scores(q, k), v), q * factor, k, v)
+
+
+@pytest.mark.parametrize(("size", "scale"), [(1e6, 1e-3), (1e-8, 1e6)])
+def test_an_operand_that_only_its_scale_brings_into_range(size: float, scale: float) -> None:
+    right(lambda x, w: torch.relu((x * scale).to(w.dtype) @ w), size * torch.randn(40, 64), torch.randn(64, 48).half())
+
+
+def test_softmax_itself_is_one_sweep() -> None:
+    q, k, v = (torch.randn(4, 16, 256, 64, dtype=torch.float16) for _ in range(3))
+    e = onepass.explain(
+        lambda q, k, v: by_logsumexp(torch.tanh(scores(q, k)) * 1.0713, v), q, k, v, target="sm_90", options=FREE
+    )
+    assert len(e.kernels) == 1 and e.kernels[0].source.count(" in tl.range(") <= 2

@@ -1,0 +1,213 @@
+"""Kernels of products that spill: what they give up, in which order, and that nothing else of a graph is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onepass
+from onepass.ir.record import CompileRecord, KernelRecord
+from onepass.ir.source import KernelSource
+from onepass.ir.target import find_target
+from tests.contractions.judging import FREE, interpreted, judge, products_left
+
+pytest.importorskip("triton")
+from onepass.runtime import triton_kernels
+
+OPERANDS = "every schedule spills: operands of its products come from memory"
+FOLLOWERS = "every schedule spills: what follows its products is not in their kernel"
+LIBRARY = "every schedule spills: its products are the library's"
+
+
+ROWS = ((131072, 64), (64, 128))  # short sums, few columns: one kernel with what reduces its rows
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Positions in the first 32 of a head."""
+    y = x[..., :32]
+    a, b = y.chunk(2, -1)
+    return torch.cat([y * cosine + torch.cat([-b, a], -1) * sine, x[..., 32:]], -1)
+
+
+def causal(s: Tensor) -> Tensor:
+    rows, columns = (torch.arange(n, device=s.device) for n in s.shape[-2:])
+    return s.masked_fill(rows[:, None] < columns, -math.inf).softmax(-1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    return causal(rotated(q, cosine, sine) @ rotated(k, cosine, sine).mT / 16) @ v
+
+
+def differential(q: Tensor, k: Tensor, q2: Tensor, k2: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    return (causal(q @ k.mT / 16) - weight * causal(q2 @ k2.mT / 16)) @ v
+
+
+def explained(function: Callable[..., Any], target: str, *shapes: tuple[int, ...]) -> onepass.Explanation:
+    torch._dynamo.reset()
+    with FakeTensorMode(), torch.no_grad():
+        made = [torch.empty(s, dtype=torch.bfloat16) for s in shapes]
+        return onepass.explain(function, *made, target=target, options=FREE)
+
+
+def with_positions(size: int, length: int = 2048) -> list[tuple[int, ...]]:
+    return [*[(4, 16, length, size)] * 3, (length, 32), (length, 32)]
+
+
+def reasons(e: onepass.Explanation) -> list[str]:
+    return [d.reason for d in e.decisions if d.kind == "spill"]
+
+
+def fits(e: onepass.Explanation, target: str) -> None:
+    for kernel in e.kernels:
+        assert kernel.registers > 0 and kernel.spilled_bytes == 0, kernel.schedule
+        assert kernel.shared_bytes <= find_target(target).shared_bytes, kernel.schedule
+
+
+# --- as chips' compilers have it ---
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("size", [192, 256])
+def test_operands_are_computed_before_a_kernel_that_spills(target: str, size: int) -> None:
+    e = explained(attention, target, *with_positions(size))
+    fits(e, target)
+    assert not products_left(e)
+    spilled = reasons(e)
+    assert len(e.kernels) == (2 if spilled else 1)  # operands of all heads; attention with its mask
+    assert not spilled or (OPERANDS in spilled and "0 spills" in spilled[0])
+    assert spilled or target in ("sm_100", "gfx942")
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("size", [192, 256])
+def test_smaller_tiles_are_the_next_schedules(target: str, size: int) -> None:
+    e = explained(differential, target, *[(4, 16, 2048, size)] * 5, (1,))
+    fits(e, target)
+    assert not products_left(e) and len(e.kernels) == 1
+    assert ("rows by 32" in e.kernels[0].schedule) == (target == "gfx942") == bool(reasons(e))
+
+
+# --- as a test has it ---
+
+
+def spilling_if(monkeypatch: pytest.MonkeyPatch, spills: Callable[[KernelSource], int]) -> list[KernelSource]:
+    """Nothing is built; a kernel spills as many bytes as the test says. The sources that were asked for."""
+    built: list[KernelSource] = []
+
+    def build(source: KernelSource, target: Any, aligned: bool = True) -> bytes:
+        built.append(source)
+        head = {"entry": source.entry, "shared": 0, "threads": 128, "registers": 255, "spills": spills(source)}
+        return triton_kernels.packed(head, b"")
+
+    monkeypatch.setattr(triton_kernels, "build_binary", build)
+    monkeypatch.setattr("onepass.runtime.kernels._functions", {})
+    return built
+
+
+def multiplies(kernel: KernelSource | KernelRecord) -> bool:
+    return "tl.dot" in (kernel.text if isinstance(kernel, KernelSource) else kernel.source)
+
+
+def given_up(e: onepass.Explanation) -> list[str]:
+    return [r for r in reasons(e) if r.startswith("every")]
+
+
+def test_products_are_the_librarys_where_every_kernel_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = spilling_if(monkeypatch, lambda source: 512 if multiplies(source) else 0)
+    e = explained(lambda *xs: attention(*xs) * 1.0625, "sm_90", *with_positions(64, 1152))
+    assert len(products_left(e)) == 2 and all(k.spilled_bytes == 0 for k in e.kernels)
+    assert given_up(e) == [OPERANDS, FOLLOWERS, LIBRARY]
+    refused = [d for d in e.decisions if d.kind == "product" and d.reason == "every kernel that was tried spilled"]
+    assert len(refused) == 2 and not any(d.accepted for d in refused)
+    assert sum(map(multiplies, built)) <= 12
+    assert len(e.kernels) <= 3  # operands, softmax with its mask, the last factor: nothing is torn apart
+
+
+def test_an_epilogue_is_given_up_before_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(*xs: Tensor) -> Tensor:
+        return attention(*xs).sin()
+
+    spilling_if(monkeypatch, lambda source: 512 if multiplies(source) and "sin(" in source.text else 0)
+    e = explained(function, "sm_90", *with_positions(256))
+    assert given_up(e) == [OPERANDS, FOLLOWERS] and not products_left(e)
+    assert [multiplies(k) for k in e.kernels] == [False, True, False]
+
+
+def test_reductions_of_rows_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        y = (x @ weight).float()
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)).bfloat16()
+
+    spilling_if(monkeypatch, lambda source: 0)
+    assert [multiplies(k) for k in explained(function, "sm_90", *ROWS).kernels] == [True]
+    spilling_if(monkeypatch, lambda source: 512 if multiplies(source) and "rsqrt" in source.text else 0)
+    e = explained(function, "sm_90", *ROWS)
+    assert len(e.kernels) == 1 and products_left(e) and not e.kernels[0].spilled_bytes
+    assert given_up(e) == [OPERANDS, FOLLOWERS]
+
+
+def test_others_keep_their_fusions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers with one mask, and a chain of point-wise work; only the first layer's kernel spills."""
+
+    def function(*xs: Tensor) -> list[Tensor]:
+        z = xs[8]
+        for number in range(12):
+            z = (z * (1.0 + number)).sin()
+        return [attention(*xs[:5]), attention(*xs[5:8], *xs[3:5]), z]
+
+    shapes = [*with_positions(256), *with_positions(64)[:3], (4096, 4096)]
+    spilling_if(monkeypatch, lambda source: 0)
+    before = explained(function, "sm_90", *shapes)
+    spilling_if(monkeypatch, lambda source: 512 if multiplies(source) and "[256]" in source.text else 0)
+    e = explained(function, "sm_90", *shapes)
+    assert given_up(e) == [OPERANDS, FOLLOWERS, LIBRARY] and not any(k.spilled_bytes for k in e.kernels)
+    kept = {k.schedule for k in before.kernels if multiplies(k) and "[256]" not in k.schedule}
+    kept |= {k.schedule for k in before.kernels if "sin" in k.name}
+    assert len(kept) == 2 and kept <= {k.schedule for k in e.kernels}
+    assert len(e.kernels) == 4  # both, operands of either layer, the first one's softmax with its mask
+
+
+def test_plain_kernels_that_spill_leave_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        for number in range(8):
+            x, y = (x * (1.0 + number)).sin(), (y * (1.0 + number)).cos()
+        return [x, y]
+
+    spilling_if(monkeypatch, lambda source: 512 if source.text.count("sin(") > 4 else 0)
+    e = explained(function, "sm_90", (64, 128), (8192, 300))
+    assert not any(k.spilled_bytes for k in e.kernels)
+    found = [{o["op"].split(".")[1] for o in k.operations} for k in e.kernels]
+    assert sum("sin" in ops for ops in found) == 2 and sum("cos" in ops for ops in found) == 1
+    assert any("at most 8 operations in a kernel with one of its own" in r for r in given_up(e))
+
+
+def test_what_spills_in_every_way_keeps_its_best_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = spilling_if(monkeypatch, lambda source: 4096 // source.warps)
+    e = explained(lambda x: x.sum(-1), "sm_90", (600, 4000))
+    most = max(source.warps for source in built)
+    assert most > built[0].warps and [k.spilled_bytes for k in e.kernels] == [4096 // most]
+
+
+@pytest.mark.parametrize("spilling", [1, 2, 4, 6, 8])
+def test_values_are_the_same(spilling: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many builds spill: other tiles, operands from memory, less in one kernel, the library."""
+    builds: list[bool] = []
+
+    def note(record: CompileRecord, *_: object) -> None:
+        builds.append(any(map(multiplies, record.kernels)))
+        for kernel in record.kernels:
+            kernel.spilled_bytes = 512 if multiplies(kernel) and len(builds) <= spilling else 0
+
+    monkeypatch.setattr("onepass.compilation._note_resources", note)
+    made = torch.Generator().manual_seed(spilling)
+    shapes = [*[(1, 2, 80, 48)] * 3, (80, 32), (80, 32)]
+    arguments = [torch.randn(s, generator=made) for s in shapes]
+    torch._dynamo.reset()
+    judge(interpreted(lambda *xs: attention(*xs).sin()), lambda *xs: attention(*xs).sin(), *arguments)
+    assert len(builds) == spilling + 1 and all(builds)
