@@ -14,7 +14,16 @@ from . import timing
 from .systems import CEILING, LIBRARIES, cache_variables, first_line, runner, skipped
 from .workloads import Prepared, Workload, check_values
 
-_PER_SYSTEM = ("seconds", "wall_seconds", "first_call_seconds", "kernels", "peak_bytes", "problems", "skipped")
+_PER_SYSTEM = (
+    "seconds",
+    "wall_seconds",
+    "waiting_seconds",
+    "first_call_seconds",
+    "kernels",
+    "peak_bytes",
+    "problems",
+    "skipped",
+)
 
 
 def measure(
@@ -42,7 +51,7 @@ def _measure_into(
     }
     calls = _ready(prepared, systems, eager, caches, result)
     del eager
-    result["seconds"], result["wall_seconds"] = timing.times(calls, rounds, device)
+    result |= timing.times(calls, rounds, device)
     _count(prepared, calls, device, result)
 
 

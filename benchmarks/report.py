@@ -135,18 +135,17 @@ def _speed(result: dict[str, Any]) -> list[str]:
     lines = table(head, rows)
     for other in others:
         lines += ["", _summary(result, other)]
+        if any(other in w.get("waiting_seconds", {}) for w in result["workloads"].values()):
+            lines[-1] += f" {_summary(result, other, 'waiting_seconds', 'Where the device may wait for the host')}"
     for name, workload in result["workloads"].items():
         lines += [f"\n**{name}, {system}: {text}**" for system, text in workload["problems"].items()]
     return lines
 
 
-def _summary(result: dict[str, Any], other: str) -> str:
-    ratios = {
-        name: w["seconds"][other] / w["seconds"]["onepass"]
-        for name, w in result["workloads"].items()
-        if other in w["seconds"] and "onepass" in w["seconds"]
-    }
-    return summary_text(f"onepass over {other}", ratios, "workloads")
+def _summary(result: dict[str, Any], other: str, which: str = "seconds", label: str = "") -> str:
+    found = {name: w.get(which, {}) for name, w in result["workloads"].items()}
+    ratios = {n: s[other] / s["onepass"] for n, s in found.items() if other in s and "onepass" in s}
+    return summary_text(label or f"onepass over {other}", ratios, "workloads")
 
 
 def summary_text(label: str, ratios: dict[str, float], noun: str) -> str:

@@ -2,8 +2,9 @@
 
 On the CPU a call is timed by the clock. On CUDA it is timed by device events, with the L2 cache flushed before each
 run and so much other work queued ahead that the device never waits for the host: what the host costs is in the wall
-time and measured by itself. XLA has streams of its own, which torch's events do not see: its device time is the span
-of its kernels in a profile. Systems take turns and the order rotates, so that drift falls on all alike.
+time, in a second device time behind one flush alone (as `triton.testing.do_bench` takes it), and measured by itself.
+XLA has streams of its own, which torch's events do not see: its device time is the span of its kernels in a profile.
+Systems take turns and the order rotates, so that drift falls on all alike.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ _WARM_ROUNDS = 2  # they warm caches and allocator, and do not count
 _FILL_SECONDS, _MOST_FILLS = 60e-6, 64  # a flush takes at least this long; as many of them at most run ahead
 
 
-def times(calls: Calls, rounds: int, device: str) -> tuple[Seconds, Seconds]:
-    """Median seconds of each call, and on CUDA also the wall time until the device is idle again."""
+def times(calls: Calls, rounds: int, device: str) -> dict[str, Seconds]:
+    """Median seconds of each call; on CUDA also the wall time until the device is idle again, and the device time
+    where the device may wait for the host."""
     if device == "cpu":
-        return _clock(calls, rounds), {}
+        return {"seconds": _clock(calls, rounds), "wall_seconds": {}, "waiting_seconds": {}}
     by_events = {name: call for name, call in calls.items() if name != "xla"}
     wall = _clock(calls, max(3, rounds // 3), flushed=True)
     seconds = _events(by_events, rounds, max(wall.values(), default=0.0))
+    waiting = _events(by_events, rounds, alone=True)
     if "xla" in calls:
         spans = [kernel_spans(calls["xla"], flushed=True) for _ in range(max(3, rounds // 3))]
         seconds["xla"] = statistics.median(span_seconds(s) for s in spans) if all(spans) else wall["xla"]
-    return {name: seconds[name] for name in calls}, wall
+    return {"seconds": {name: seconds[name] for name in calls}, "wall_seconds": wall, "waiting_seconds": waiting}
 
 
 def _turns(calls: Calls, rounds: int) -> Iterator[tuple[int, str, Callable[[], Any]]]:
@@ -69,11 +72,14 @@ def _clock(calls: Calls, rounds: int, flushed: bool = False) -> Seconds:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def _events(calls: Calls, rounds: int, host_seconds: float = 0.0) -> Seconds:
+def _events(calls: Calls, rounds: int, host_seconds: float = 0.0, alone: bool = False) -> Seconds:
+    """By device events. `alone`: nothing but one flush is queued ahead."""
     found: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
     flush = _flush_buffer()
     fills = min(_MOST_FILLS, 1 + int(2 * host_seconds / _FILL_SECONDS))
     for number, name, call in _turns(calls, rounds):
+        if alone:
+            torch.cuda.synchronize()
         for _ in range(fills):
             flush.zero_()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
