@@ -88,6 +88,7 @@ class _Tried:
 
 
 LAUNCHING = Refusal("it is mostly launching")
+RULED = Refusal("tiles of matrix products are as the rules say")
 DRAWING = Refusal("drawing random numbers takes most of it, in any layout")
 _Key = tuple[str, str, str, Trial, tuple[str, ...]]
 _decided: dict[_Key, Outcome] = {}  # what this process has found: equal layers of other graphs are not timed again
@@ -109,6 +110,8 @@ def tune_groups(
             version: _Version | Refusal
             if predicted_us < SMALLEST_US:
                 version = LAUNCHING
+            elif planned.names[name].products:
+                version = RULED
             elif planned.options.tune == "quick" and _draws(planned.names[name]):
                 version = DRAWING
             else:

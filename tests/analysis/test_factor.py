@@ -28,7 +28,7 @@ def test_softmax_terms_factor() -> None:
         exp(pointwise("mul", const(0.5, DType.F32), pointwise("sub", x, m))),
         pointwise("where", pointwise("lt", x, y), exp(pointwise("sub", x, m)), const(0.0, DType.F32)),
     ):
-        h = factor(term, m)
+        h = factor(term, m, K)
         assert h is not None and holds(term, m, h)
 
 
@@ -40,7 +40,7 @@ def test_other_forms_do_not() -> None:
         pointwise("where", pointwise("lt", x, m), exp(x), const(0.0, DType.F32)),
         pointwise("add", exp(pointwise("sub", x, m)), const(1.0, DType.F32)),
     ):
-        assert factor(term, m) is None
+        assert factor(term, m, K) is None
 
 
 def test_the_check_rejects_a_wrong_h() -> None:

@@ -2,8 +2,7 @@
 
 A product is `Reduce(sum, a * b, k)` whose operands each lack an axis the other has. A program owns a tile of rows and
 columns of the result; every reduction of the result is a sweep over one class, and inside such a sweep the products
-that its terms are made of are computed again, tile by tile. Whatever only scales a sum is taken out of it, so that
-sums which wait for other sums (softmax's division) need not wait.
+that its terms are made of are computed again, tile by tile.
 """
 
 from __future__ import annotations
@@ -11,18 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, pointwise, postorder, rewrite
-from ..ir.ops import CASTS
+from ..ir.expr import (
+    Expr,
+    Index,
+    Load,
+    Part,
+    Random,
+    Reduce,
+    postorder,
+    rewrite,
+)
 from ..ir.plan import Store
 from ..ir.poly import Axis, Poly
 from .access import estimate, flat_offset
 from .collapse import collapse
 from .digits import join_digits
-from .factor import same_number
 from .inline import reductions
+from .joined import single_apart
 from .nest import Nest, Refusal
+from .operands import operands, sided
+from .scaling import scale_outside
 from .scores import in_base_two, positions_apart, unrounded
+from .shifts import extreme, settled
 from .single_row import ROW, with_row
 from .unify import unify
 
@@ -46,27 +55,6 @@ class Contraction:
         return tuple(c for c in self.nest.classes if c in self.nest.stores[0].domain - {self.rows, self.columns})
 
 
-def operands(reduce: Reduce) -> tuple[Expr, Expr] | None:
-    """The matrices of a product, as the matrix unit is given them; None for any other reduction."""
-    body = reduce.inputs[0]
-    if reduce.monoid != "sum" or len(reduce.over) != 1 or not isinstance(body, Pointwise) or body.op != "mul":
-        return None
-    left, right = (uncast(a) for a in body.args)
-    own = (left.axes - right.axes, right.axes - left.axes)
-    if left.dtype is not right.dtype or not all(own) or not all(reduce.over[0] in s.axes for s in (left, right)):
-        return None
-    return left, right
-
-
-def uncast(e: Expr) -> Expr:
-    """An operand of 32 bits before it was widened from what the matrix unit takes."""
-    if isinstance(e, Pointwise) and e.op == "cast":
-        (inner,) = e.args
-        if inner.dtype.is_half or inner.dtype is (DType.I8 if e.dtype is DType.I32 else DType.F8E4M3):
-            return inner
-    return e
-
-
 def largest_first(nest: Nest) -> Nest | Refusal:
     """The nest with the store first whose classes all others have a part of."""
     largest = max(nest.stores, key=lambda s: len(s.domain))
@@ -78,7 +66,17 @@ def largest_first(nest: Nest) -> Nest | Refusal:
 
 def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes, or why its products have no common program."""
-    nest = join_digits(collapse(unify(list(stores))))
+    stores = list(stores)
+    found = _contract(stores)
+    if isinstance(found, Refusal):
+        apart = [replace(s, value=single_apart(s.value)) for s in stores]
+        again = _contract(apart) if apart != stores else found
+        return found if isinstance(again, Refusal) else again
+    return found
+
+
+def _contract(stores: list[Store]) -> Contraction | Refusal:
+    nest = join_digits(collapse(unify(stores)))
     if all(operands(r) is None for r in reductions(s.value for s in nest.stores)):
         nest = with_row(nest)
     nest = in_shared_base(replace(nest, stores=tuple(replace(s, value=prepared(s.value)) for s in nest.stores)))
@@ -110,9 +108,9 @@ def contract_nest(nest: Nest) -> Contraction | Refusal:
 
 def prepared(value: Expr, kept: frozenset[Expr] = frozenset()) -> Expr:
     """The value as a sweep computes it best; `kept` roundings stay."""
-    value = rewrite(value, _extreme)
+    value = rewrite(value, extreme)
     matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
-    value = unrounded(value, kept.union(a for m in matrices for a in m.children))
+    value = settled(unrounded(value, kept.union(a for m in matrices for a in m.children)))
     return rewrite(positions_apart(value), scale_outside)
 
 
@@ -121,13 +119,6 @@ def in_shared_base(nest: Nest) -> Nest:
     changed = tuple(replace(s, value=in_base_two(s.value)) for s in nest.stores)
     counts = [len(reductions(s.value for s in stores)) for stores in (changed, nest.stores)]
     return replace(nest, stores=changed) if counts[0] <= counts[1] else nest
-
-
-def _extreme(e: Expr) -> Expr | None:
-    """The value of an argmax or argmin whose position nobody may want: a plain maximum or minimum."""
-    if not isinstance(e, Part) or not isinstance(e.source, Reduce) or e.source.monoid not in ("argmax", "argmin"):
-        return None
-    return Part(Reduce(e.source.monoid[3:], e.source.inputs[:1], e.source.over), 0) if e.index == 0 else None
 
 
 def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> tuple[Axis, Axis] | Refusal:
@@ -203,169 +194,3 @@ def varying(e: Expr) -> frozenset[Axis]:
             case Part() | Random():
                 found |= node.axes
     return frozenset(found)
-
-
-def sided(sides: tuple[Expr, Expr], rows: Axis) -> tuple[Expr, Expr]:
-    """The operand that has the rows first."""
-    return sides if rows in sides[0].axes else sides[::-1]
-
-
-# --- what only scales a sum ---
-
-
-def scale_outside(e: Expr) -> Expr | None:
-    """A sum of products without the factors that do not vary along it: they multiply the result instead."""
-    if not isinstance(e, Part) or not isinstance(e.source, Reduce):
-        return None
-    reduce = e.source
-    sides = operands(reduce)
-    if sides is None or not sides[0].dtype.is_float:
-        return None
-    (over,) = reduce.over
-    scaled = [_split(s, over) for s in sides]
-    if all(s.factor is None and s.divisor is None for s in scaled):
-        return None
-    if not all(s.holds(side) for s, side in zip(scaled, sides, strict=True)):
-        return None
-    inputs = (pointwise("mul", *(pointwise("cast", s.inside, dtype=DType.F32) for s in scaled)),)
-    result: Expr = Part(Reduce("sum", inputs, reduce.over), 0)
-    for s in scaled:
-        if s.factor is not None:
-            result = pointwise("mul", result, s.factor)
-        if s.divisor is not None:
-            result = pointwise("div", result, s.divisor)
-    return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """inside * factor / divisor."""
-
-    inside: Expr
-    factor: Expr | None = None
-    divisor: Expr | None = None
-
-    def holds(self, e: Expr) -> bool:
-        """Whether it equals `e` on random numbers in float64."""
-        whole = _wide(self.inside)
-        if self.factor is not None:
-            whole = pointwise("mul", whole, self.factor)
-        if self.divisor is not None:
-            whole = pointwise("div", whole, self.divisor)
-        return same_number(_wide(e), whole)
-
-
-def _wide(e: Expr) -> Expr:
-    return pointwise("cast", e, dtype=DType.F32)
-
-
-def _split(e: Expr, over: Axis) -> _Scaled:
-    """An expression and what of it only scales it, because it does not vary along `over`."""
-    if not isinstance(e, Pointwise):
-        return _Scaled(e)
-    match e.op:
-        case "mul":
-            for a, b in (e.args, e.args[::-1]):
-                if _scales(b, over):
-                    inner = _split(a, over)
-                    return replace(inner, factor=_times(inner.factor, b))
-            first, second = (_split(a, over) for a in e.args)
-            return _Scaled(
-                pointwise("mul", first.inside, second.inside),
-                _times(first.factor, second.factor),
-                _times(first.divisor, second.divisor),
-            )
-        case "div":
-            inner = _split(e.args[0], over)
-            if _scales(e.args[1], over):
-                return replace(inner, divisor=_times(inner.divisor, e.args[1]))
-            return replace(inner, inside=pointwise("div", inner.inside, e.args[1]))
-        case "where":
-            inner = _split(e.args[1], over)
-            if isinstance(e.args[2], Const) and e.args[2].value == 0:
-                return replace(inner, inside=pointwise("where", e.args[0], inner.inside, e.args[2], dtype=e.dtype))
-        case "exp":
-            return _split_exponent(e, over)
-        case op if op in CASTS and e.args[0].dtype.is_float:
-            inner = _split(e.args[0], over)
-            if e.dtype is DType.F16 and not _fits_half(inner.inside):
-                return _Scaled(e)
-            return replace(inner, inside=pointwise(op, inner.inside, dtype=e.dtype))
-    return _Scaled(e)
-
-
-def _fits_half(e: Expr) -> bool:
-    """Whether a value is certainly within what float16 has digits for, as it is: what scaled it may have made it so."""
-    match e:
-        case Pointwise(op="exp"):  # of a score less the largest: one of them is 1
-            return any(sign < 0 and _is_maximum(t) for sign, t in _terms(e.args[0]))
-        case Pointwise(op="where", args=(_, value, other)):
-            return _fits_half(value) and isinstance(other, Const) and abs(other.value) <= 1
-        case Pointwise(op="mul", args=(first, second)):
-            sides = ((first, second), (second, first))
-            return any(_fits_half(a) and _is_zero_or_one(b) for a, b in sides)
-        case Pointwise(op=op) if op in CASTS and e.dtype is not DType.F16:
-            return _fits_half(e.args[0])
-    return e.dtype is DType.F16
-
-
-def _is_maximum(e: Expr) -> bool:
-    return isinstance(e, Part) and isinstance(e.source, Reduce) and e.source.monoid == "max"
-
-
-def _is_zero_or_one(e: Expr) -> bool:
-    return isinstance(e, Pointwise) and e.op in CASTS and e.args[0].dtype is DType.BOOL
-
-
-def _split_exponent(e: Pointwise, over: Axis) -> _Scaled:
-    """exp(x - l) with l made of a sum over x: exp(x - m) * exp(m - l), with the maximum m that l is made of.
-
-    What is the same for all of a row, and part of what m is the largest of, stays beside m.
-    """
-    terms = _terms(e.args[0])
-    varying, fixed = ([t for t in terms if (over in t[1].axes) == wanted] for wanted in (True, False))
-    found = reductions(term for _, term in fixed)
-    tops = [r for r in found if r.monoid == "max"]
-    if not varying or len(tops) != 1 or not any(r.monoid == "sum" and tops[0] in reductions(r.inputs) for r in found):
-        return _Scaled(e)
-    beside = [t for t in _terms(tops[0].inputs[0]) if not t[1].axes.intersection(tops[0].over)]
-    beside.append((-1, Part(tops[0], 0)))
-    for sign, term in beside:  # what is there already is not taken off twice
-        if (sign, term) in fixed:
-            fixed.remove((sign, term))
-        else:
-            fixed.append((-sign, term))
-    inside = pointwise("exp", _total([*varying, *beside]))
-    return _Scaled(inside, pointwise("exp", _total(fixed)) if fixed else None)
-
-
-def _terms(e: Expr) -> list[tuple[int, Expr]]:
-    """A sum and its terms, each with its sign."""
-    found: list[tuple[int, Expr]] = []
-    stack: list[tuple[int, Expr]] = [(1, e)]
-    while stack:
-        sign, x = stack.pop()
-        match x:
-            case Pointwise(op="add" | "sub", args=(first, second)):
-                stack += [(sign if x.op == "add" else -sign, second), (sign, first)]
-            case Pointwise(op="neg", args=(inner,)):
-                stack.append((-sign, inner))
-            case _:
-                found.append((sign, x))
-    return found
-
-
-def _total(terms: list[tuple[int, Expr]]) -> Expr:
-    (sign, total), *others = sorted(terms, key=lambda t: -t[0])
-    total = total if sign > 0 else pointwise("neg", total)
-    for sign, term in others:
-        total = pointwise("add" if sign > 0 else "sub", total, term)
-    return total
-
-
-def _scales(e: Expr, over: Axis) -> bool:
-    return over not in e.axes
-
-
-def _times(a: Expr | None, b: Expr | None) -> Expr | None:
-    return b if a is None else a if b is None else pointwise("mul", a, b)

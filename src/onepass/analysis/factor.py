@@ -1,7 +1,7 @@
 """The transport rule: can a sum over an axis be carried along while a maximum over it still grows?
 
-`factor(e, r)` writes e = G(x) * exp(h(r)), with G free of the reduction result r, and gives h. Then a
-stale sum moves to a new reference by the factor exp(h(r_new) - h(r_old)), formed in the log domain.
+`factor(e, r, axis)` writes e = G(x) * exp(h(r)), with G free of the reduction result r and h of the axis, and gives h.
+Then a stale sum moves to a new reference by the factor exp(h(r_new) - h(r_old)), formed in the log domain.
 exp and log switch between the multiplicative and the additive view; `where(c, a, 0)` with c free of r
 and casts pass; anything else: no merge. Every use is checked in float64 on a random sample.
 """
@@ -14,12 +14,14 @@ from collections.abc import Callable
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Pointwise, Reduce, const, pointwise, postorder
+from ..ir.poly import Axis
 
 LN2 = math.log(2.0)
 SAMPLES = 8
+_CHOICES = frozenset(("where", "maximum", "minimum", "abs", "eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "neg"))
 
 
-def factor(e: Expr, r: Expr) -> Expr | None:
+def factor(e: Expr, r: Expr, axis: Axis) -> Expr | None:
     """h with e = G * exp(h(r)), in the multiplicative view; None if e is not of that form."""
     if not _uses(e, r):
         return const(0.0, e.dtype)
@@ -27,24 +29,24 @@ def factor(e: Expr, r: Expr) -> Expr | None:
         return None
     match e.op:
         case "exp":
-            return shift(e.args[0], r)
+            return shift(e.args[0], r, axis)
         case "exp2":
-            inner = shift(e.args[0], r)
+            inner = shift(e.args[0], r, axis)
             return None if inner is None else pointwise("mul", inner, const(LN2, inner.dtype))
         case "mul":
-            return _combined("add", factor(e.args[0], r), factor(e.args[1], r))
+            return _combined("add", factor(e.args[0], r, axis), factor(e.args[1], r, axis))
         case "div":
-            return _combined("sub", factor(e.args[0], r), factor(e.args[1], r))
+            return _combined("sub", factor(e.args[0], r, axis), factor(e.args[1], r, axis))
         case "where":
             condition, a, b = e.args
             zero = isinstance(b, Const) and b.value == 0
-            return factor(a, r) if zero and not _uses(condition, r) else None
+            return factor(a, r, axis) if zero and not _uses(condition, r) else None
         case "cast" | "widen" | "narrow" if e.args[0].dtype.is_float:
-            return factor(e.args[0], r)
+            return factor(e.args[0], r, axis)
     return None
 
 
-def shift(e: Expr, r: Expr) -> Expr | None:
+def shift(e: Expr, r: Expr, axis: Axis) -> Expr | None:
     """h with e = g(x) + h(r), in the additive view."""
     if e is r:
         return r
@@ -52,29 +54,31 @@ def shift(e: Expr, r: Expr) -> Expr | None:
         return const(0.0, e.dtype)
     if not isinstance(e, Pointwise):
         return None
-    if _is_function(e, r):
+    if axis not in e.axes and _is_choice(e, r):
         return e
     match e.op:
         case "add" | "sub":
-            return _combined(e.op, shift(e.args[0], r), shift(e.args[1], r))
+            return _combined(e.op, shift(e.args[0], r, axis), shift(e.args[1], r, axis))
         case "neg":
-            inner = shift(e.args[0], r)
+            inner = shift(e.args[0], r, axis)
             return None if inner is None else pointwise("neg", inner)
         case "mul":
             for a, b in (e.args, e.args[::-1]):
-                if isinstance(a, Const) and (inner := shift(b, r)) is not None:
+                if isinstance(a, Const) and (inner := shift(b, r, axis)) is not None:
                     return pointwise("mul", a, inner)
         case "cast" | "widen" if e.args[0].dtype is e.dtype:
-            return shift(e.args[0], r)
+            return shift(e.args[0], r, axis)
     return None
 
 
-def _is_function(e: Expr, r: Expr) -> bool:
-    """Whether it is a choice made of r alone (0 where r is infinite, as logsumexp has it)."""
-    if not isinstance(e, Pointwise) or e.op != "where":
-        return False
-    leaves = [x for x in postorder([e], into_reductions=False) if not x.children or x is r]
-    return r in leaves and all(x is r or isinstance(x, Const | Reduce) for x in leaves)
+def _is_choice(e: Expr, r: Expr) -> bool:
+    """Whether it chooses between r and what is known before: 0 where r is infinite, or whichever is larger."""
+    steps = [x for x in postorder([e], into_reductions=False) if x is not r and _uses(x, r)]
+    return e in steps and all(isinstance(x, Pointwise) and (x.op in _CHOICES or _is_multiple(x)) for x in steps)
+
+
+def _is_multiple(e: Pointwise) -> bool:
+    return e.op == "mul" and any(isinstance(a, Const) and 0 < abs(a.value) < math.inf for a in e.args)
 
 
 def _combined(op: str, a: Expr | None, b: Expr | None) -> Expr | None:
@@ -106,6 +110,11 @@ def holds(e: Expr, r: Expr, h: Expr) -> bool:
         if not math.isclose(before * math.exp(at_new - at_old), after, rel_tol=1e-9, abs_tol=1e-12):
             return False
     return True
+
+
+def drops_nothing(h: Expr, r: Expr) -> bool:
+    """Whether h is infinite as long as r, a maximum, has met no term: what was summed up till then is dropped."""
+    return _number(h, {r: -math.inf}, {}, random.Random(0)) == math.inf
 
 
 def same_number(e: Expr, other: Expr) -> bool:
@@ -146,8 +155,14 @@ ARITHMETIC: dict[str, Callable[..., float]] = {
     "div": lambda a, b: a / b,
     "neg": lambda a: -a,
     "abs": abs,
+    "maximum": max,
+    "minimum": min,
     "eq": lambda a, b: float(a == b),
     "ne": lambda a, b: float(a != b),
+    "lt": lambda a, b: float(a < b),
+    "le": lambda a, b: float(a <= b),
+    "gt": lambda a, b: float(a > b),
+    "ge": lambda a, b: float(a >= b),
     "exp": math.exp,
     "exp2": lambda a: 2.0**a,
     "log": math.log,

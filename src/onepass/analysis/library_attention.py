@@ -20,11 +20,12 @@ from ..ir.ops import CASTS
 from ..ir.poly import Axis, Poly, product
 from ..ir.program import Buffer, View
 from .access import flat_offset
-from .contraction import Contraction, operands, sided
+from .contraction import Contraction
 from .factor import ARITHMETIC
 from .formulas import Positive, formula_of
 from .inline import reductions
 from .nest import Refusal, opened
+from .operands import operands, sided
 from .single_row import ROW
 
 KEYS, SAMPLES = 5, 8

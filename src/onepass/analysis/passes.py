@@ -9,9 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.expr import Expr, Reduce, substitute_axes
+from ..ir.poly import Poly
+from .access import estimate
+from .bounds import Range, find_ranges, needed
 from .contraction import Contraction
+from .formulas import some
 from .inline import reductions
+from .nest import direct_reductions
 from .transport import transport
+
+SAMPLES = 16  # tiles of rows that stand for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,19 @@ class Pass:
 
     level: tuple[Reduce, ...]
     carried: dict[Reduce, Expr]
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has a maximum that everything else waits for."""
+        return len(self.level) == 1 and self.level[0].monoid == "max"
+
+    def skips(self, c: Contraction) -> bool:
+        """Whether steps without any term that counts are passed over.
+
+        A maximum is not swept with others of its level; sums alone that wait for nothing, where products are spared.
+        """
+        waiting = any(c.nest.sweeps(r, c.swept) for s in self.level for r in direct_reductions(s.inputs))
+        return self.leads or (bool(c.inner) and all(r.monoid == "sum" for r in self.level) and not waiting)
 
 
 def passes(c: Contraction) -> list[Pass]:
@@ -37,6 +57,35 @@ def passes(c: Contraction) -> list[Pass]:
         found.append(Pass((*leader, *(r for r in level if r not in leader)), carried))
         levels = levels[2 if carried else 1 :]
     return found
+
+
+def visited(c: Contraction, lanes: int) -> float:
+    """The part of the swept class that masks leave to tiles of so many rows, in the mean over the result's rows."""
+    found = passes(c)
+    if not c.inner or not all(one.skips(c) for one in found):
+        return 1.0
+    rows, length = estimate(c.rows.extent), estimate(c.swept.extent)
+    visits: list[int] = []
+    for one in found:
+        terms = {r: substitute_axes(r.inputs[0], {r.over[0]: c.swept.poly()}) for r in (*one.level, *one.carried)}
+        counts = some(needed(term, r.monoid, one.leads) for r, term in terms.items())
+        for k in range(SAMPLES):
+            visits.append(_length(find_ranges(counts, c.rows, c.swept, Poly.of(k * rows // SAMPLES), lanes), length))
+    return sum(visits) / max(1, len(visits) * length)
+
+
+def _length(ranges: list[Range], most: int) -> int:
+    """How many positions there are in ranges, as far as they are known beforehand."""
+    total = 0
+    for one in ranges:
+        ends = [[estimate(_somewhere(b.loose)) for b in one if b.upper is upper] for upper in (False, True)]
+        total += max(0, min([most, *ends[1]]) - max([0, *ends[0]]))
+    return min(total, most)
+
+
+def _somewhere(place: Poly) -> Poly:
+    """A position at the start of every axis it is counted along."""
+    return place.substitute(dict.fromkeys(place.axes, Poly.ZERO))
 
 
 def shares_out(c: Contraction) -> bool:
@@ -64,4 +113,4 @@ def carrier(reduce: Reduce, leader: Reduce, level: list[Reduce]) -> Expr | None:
     if reduce.monoid != "sum" or any(r in unfinished for r in reductions(reduce.inputs)):
         return None
     leading = substitute_axes(leader.inputs[0], {leader.over[0]: reduce.over[0].poly()})
-    return transport(reduce.inputs[0], leader, leading)
+    return transport(reduce.inputs[0], leader, leading, reduce.over[0])

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from ..ir.target import Target
 from .access import estimate, numel, power_above
-from .contraction import LEAST_TILE, operands
+from .contraction import LEAST_TILE
 from .inline import reductions
 from .nest import opened
+from .operands import operands
 from .passes import shares_out
 from .rows import RowContraction
 

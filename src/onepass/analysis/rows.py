@@ -17,10 +17,11 @@ from ..ir.plan import Store
 from ..ir.poly import Axis
 from .access import estimate
 from .collapse import collapse
-from .contraction import Contraction, contract, in_shared_base, largest_first, operands, prepared, varying
+from .contraction import Contraction, contract, in_shared_base, largest_first, prepared, varying
 from .factor import same_number
 from .inline import reductions
 from .nest import Nest, NestStore, Refusal, direct_reductions
+from .operands import operands
 from .unify import unify
 
 MOST_COLUMNS = 512  # of a row that a program holds

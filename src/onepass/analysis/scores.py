@@ -67,7 +67,7 @@ def positions_apart(value: Expr) -> Expr:
 
 
 def in_base_two(value: Expr) -> Expr:
-    """The value with every maximum that only exponentials and differences read taken of scaled scores."""
+    """The value with every maximum that is read to keep exponentials small taken of scaled scores."""
     tops = [r for r in reductions([value]) if r.monoid == "max" and r.inputs[0].dtype is DType.F32]
     for top in tops:
         value = _rebased(value, top)
@@ -76,33 +76,48 @@ def in_base_two(value: Expr) -> Expr:
 
 def _rebased(value: Expr, top: Reduce) -> Expr:
     old = Part(top, 0)
-    uses = [e for e in postorder([value]) if old in e.children]
-    differences = [_difference(e, old) for e in uses]
-    if not uses or not all(x is not None and _stays_finite(x) for x in (top.inputs[0], *differences)):
+    nodes = list(postorder([value]))
+    exponents = {e: d for e in nodes if (d := _difference(e, old)) is not None}
+    differences = {e.children[0] for e in exponents}
+    readers = [e for e in nodes if not differences.isdisjoint(e.children)]
+    others = [e for e in nodes if old in e.children and e not in differences]
+    if not exponents or any(e not in exponents for e in readers) or not all(_is_of_rows(e, old) for e in others):
         return value
-    exponents = [e for e in postorder([value]) if isinstance(e, Pointwise) and e.op == "exp" and e.args[0] in uses]
-    if {e.args[0] for e in exponents} != set(uses):
+    if not all(_stays_finite(x) for x in (top.inputs[0], *(x for x, _ in exponents.values()))):
         return value
     plain, step = _apart(scaled(top.inputs[0]))
-    new = _times(Part(Reduce("max", (plain,), top.over), 0), step)
-    memo: dict[Expr, Expr] = {}
-    for e in exponents:
-        x = _difference(e.args[0], old)
-        assert x is not None
-        inside, own = _apart(scaled(x))
-        changed = pointwise("exp2", pointwise("sub", _times(inside, own), new))
-        check = pointwise("exp2", pointwise("sub", scaled(x), pointwise("mul", old, const(LOG2E, DType.F32))))
-        if not same_number(e, check):
+    new = Part(Reduce("max", (plain,), top.over), 0)
+    rows: dict[Expr, Expr] = {old: _times(new, step / LOG2E), _times(old, LOG2E): _times(new, step)}
+    memo = dict(rows)
+    for e, (x, reference) in exponents.items():
+        if not same_number(e, pointwise("exp2", pointwise("sub", scaled(x), scaled(reference)))):
             return value
-        memo[e] = changed
+        inside, own = _apart(scaled(x))
+        below = rewrite(scaled(reference), lambda e: None, None, dict(rows))
+        memo[e] = pointwise("exp2", pointwise("sub", _times(inside, own), below))
     return rewrite(value, lambda e: None, None, memo)
 
 
-def _difference(e: Expr, top: Expr) -> Expr | None:
-    """x of x - top."""
-    if isinstance(e, Pointwise) and e.op == "sub" and e.args[1] is top and e.args[0] is not top:
-        return e.args[0]
+def _difference(e: Expr, top: Expr) -> tuple[Expr, Expr] | None:
+    """x and r of exp(x - r), where r is the same for all of a row, and made of what is the largest in it."""
+    if not isinstance(e, Pointwise) or e.op != "exp":
+        return None
+    match e.args[0]:
+        case Pointwise(op="sub", args=(x, r)) if r.axes <= top.axes and _has(r, top):
+            return None if x.axes <= top.axes or _has(x, top) else (x, r)
     return None
+
+
+def _has(e: Expr, top: Expr) -> bool:
+    return any(x is top for x in postorder([e], into_reductions=False))
+
+
+def _is_of_rows(e: Expr, top: Expr) -> bool:
+    """Whether it is something of whole rows that a maximum may enter with a rounding more."""
+    if not isinstance(e, Pointwise) or not e.axes <= top.axes:
+        return False
+    infinite = e.op == "eq" and any(isinstance(a, Const) and math.isinf(a.value) for a in e.args)
+    return infinite or e.op in ("add", "sub", "neg", "abs", "maximum", "minimum", "where")
 
 
 def _stays_finite(x: Expr, by: float = LOG2E) -> bool:
@@ -141,7 +156,7 @@ def scaled(x: Expr, by: float = LOG2E) -> Expr:
                 return scaled(x.args[0], by / float(x.args[1].value))
             case "where":
                 return pointwise("where", x.args[0], scaled(x.args[1], by), scaled(x.args[2], by), dtype=x.dtype)
-            case "add" | "sub":
+            case "add" | "sub" | "maximum" | "minimum":
                 return pointwise(x.op, scaled(x.args[0], by), scaled(x.args[1], by))
     return _times(x, by)
 

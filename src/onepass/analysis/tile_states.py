@@ -16,9 +16,10 @@ from ..ir.plan import Store
 from ..ir.poly import Axis
 from ..ir.program import Buffer
 from .collapse import collapse
-from .contraction import Contraction, contract_nest, in_shared_base, operands
+from .contraction import Contraction, contract_nest, in_shared_base
 from .inline import reductions
 from .nest import Nest, NestStore, Refusal, direct_reductions
+from .operands import operands
 from .passes import carrier
 from .rows import prepared_rows
 from .unify import unify

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 
 from ..ir.expr import Expr, Part, Pointwise, Reduce, const, postorder, rewrite
 from ..ir.monoids import lowest
+from ..ir.poly import Axis
 from .bounds import is_zero
 from .factor import factor, holds, same_number
 
 
-def transport(term: Expr, leader: Reduce, leading: Expr) -> Expr | None:
-    """h with which a sum of `term` follows a maximum of `leading`, both in the same axes; None: it cannot."""
+def transport(term: Expr, leader: Reduce, leading: Expr, axis: Axis) -> Expr | None:
+    """h with which a sum of `term` over an axis follows a maximum of `leading` over it; None: it cannot."""
     result = Part(leader, 0)
-    h = factor(term, result)
+    h = factor(term, result, axis)
     if h is None or not holds(term, result, h):
         return None
     worst = const(lowest(leading.dtype), leading.dtype)

@@ -61,7 +61,6 @@ def _kernel_record(
     else:
         read = sum(storage_bytes(b) for b in kernel.reads)
     written = sum(storage_bytes(b) for b in kernel.writes)
-    work = operation_cost(opened(unify(list(group.stores)))) if kernel is result.kernels[0] else 0.0
     return KernelRecord(
         name=kernel.name,
         operations=[{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins],
@@ -69,8 +68,18 @@ def _kernel_record(
         bytes_written=written,
         schedule=kernel.schedule,
         source=source.text,
-        predicted_us=predict_us(read + written, work, 1, target),
+        predicted_us=_predicted(group, kernel, result, read + written, target),
     )
+
+
+def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int, target: Target) -> float:
+    """Of a group's kernels the first does its work; the others finish it, and have bytes to move."""
+    if kernel is not result.kernels[0]:
+        return predict_us(moved, 0.0, 1, target)
+    if group.predicted_us is None:
+        return predict_us(moved, operation_cost(opened(unify(list(group.stores)))), 1, target)
+    others = (sum(storage_bytes(b) for b in (*k.reads, *k.writes)) for k in result.kernels[1:])
+    return max(group.predicted_us - sum(predict_us(m, 0.0, 1, target) for m in others), target.launch_us)
 
 
 def bytes_read(values: list[Expr]) -> int:

@@ -41,6 +41,7 @@ class Group:
     products: bool = False  # matrix products are computed inside
     beside: bool = False  # several of them, with nothing in common but their launch
     tiled: bool = False  # every tile of them leaves states of reductions, which another kernel merges
+    predicted_us: float | None = None  # of their kernels, where the planner knows more than bytes and operations
 
     @property
     def origins(self) -> tuple[Origin, ...]:

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..analysis.contraction import Contraction, operands, uncast
+from ..analysis.contraction import Contraction
 from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
+from ..analysis.operands import operands, uncast
 from ..analysis.single_row import vector_and_matrix
 from ..ir.expr import Expr, Load
 from ..ir.limits import FOLLOWERS
@@ -217,7 +218,7 @@ def _decide(sides: list[_Side], prices: Prices) -> bool:
     ways = "side by side in one launch", f"in {len(sides)}"
     reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
     regions = [s.region for s in sides]
-    joined = _joined(regions)
+    joined = _joined(regions, together)
     kernels = tuple(r for r in regions if r in prices.regions)
     decision = _decision(regions, together < apart, reason, apart - together)
     decision = prices.settle(decision, Times(together, apart, ways=ways), joined, kernels)
@@ -229,9 +230,10 @@ def _decide(sides: list[_Side], prices: Prices) -> bool:
     return decision.accepted
 
 
-def _joined(regions: list[Region]) -> Region:
+def _joined(regions: list[Region], predicted_us: float) -> Region:
     members = tuple(d for r in regions for d in r.members)
-    return Region(members, tuple(dict.fromkeys(d for r in regions for d in r.again)), beside=True)
+    again = tuple(dict.fromkeys(d for r in regions for d in r.again))
+    return Region(members, again, beside=True, predicted_us=predicted_us)
 
 
 def _decision(regions: list[Region], accepted: bool, reason: str, saved_us: float = 0.0) -> Decision:

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate, numel, storage_bytes
-from ..analysis.contraction import operands
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
+from ..analysis.operands import operands
 from ..analysis.passes import passes
 from ..analysis.row_rates import product_time
 from ..analysis.rows import RowContraction, contract_rows
@@ -188,8 +188,8 @@ def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...
     apart = _apart(chooser, members, rate)
     reason = f"predicted {together:.1f} us in one kernel ({why}), {apart:.1f} us by the library and one more"
     decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
-    decision = chooser.settle(decision, Times(together, apart), Region(members, again))
-    return chooser.answer(members, again, decision)
+    region = Region(members, again, predicted_us=together)
+    return chooser.answer(region, chooser.settle(decision, Times(together, apart), region))
 
 
 # --- its time ---

@@ -103,9 +103,10 @@ def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool
         chooser.decisions.append(Decision(first, last, "tiles", False, f"{reason}, {swept:.1f} us in one kernel"))
         return False
     decision = Decision(first, last, "tiles", accepted, reason, apart - together)
+    region = Region(members, again, tiled=True, predicted_us=together)
     if not anyway:
-        decision = chooser.settle(decision, Times(together, apart), Region(members, again, tiled=True))
-    return chooser.answer(members, again, decision)
+        decision = chooser.settle(decision, Times(together, apart), region)
+    return chooser.answer(region, decision)
 
 
 def _together(chooser: Chooser, c: TileContraction) -> tuple[float, str]:

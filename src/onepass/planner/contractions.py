@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..analysis.access import RANDOM_COST, flat_offset, load_bytes, numel, storage_bytes
-from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract, operands, uncast
+from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract
 from ..analysis.inline import Inliner, loaded, reductions
 from ..analysis.nest import Refusal, opened
+from ..analysis.operands import operands, uncast
+from ..analysis.passes import visited
 from ..analysis.row_rates import UNROUNDED
 from ..analysis.single_row import ROW
 from ..ir.dtypes import DType
@@ -32,7 +34,7 @@ from .contraction_states import try_tiles
 from .groups import things
 from .library_attention import CLOSE, Offer, offered
 from .parts import Parts
-from .regions import Effort, Region, Regions, tiles_of, waiting
+from .regions import NESTED_ROWS, Effort, Region, Regions, tiles_of, waiting
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
 # another matrix of the result's size in the epilogue (seen on one H200: 0.2 to 0.6).
@@ -351,8 +353,8 @@ class Chooser:
                 return True
         reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
         decision = Decision(first, last, kind, accepted, reason, apart - together)
-        decision = self.settle(decision, Times(together, apart, spared), Region(members, again))
-        return self.answer(members, again, decision)
+        region = Region(members, again, predicted_us=together)
+        return self.answer(region, self.settle(decision, Times(together, apart, spared), region))
 
     def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...] = ()) -> Decision:
         """The decision on a region as measuring has it, if it is close. `apart`: the kernels without this region."""
@@ -382,14 +384,14 @@ class Chooser:
             self.cheap.clear()  # chains end at what the library makes
         return accepted
 
-    def answer(self, members: tuple[Define, ...], again: tuple[Define, ...], decision: Decision) -> bool:
+    def answer(self, region: Region, decision: Decision) -> bool:
         """Keep a decision on a region; one that is accepted is a kernel."""
-        stored = self.stored(members)
-        moved = 2 * sum(storage_bytes(d.buffer) for d in members if d not in stored)
+        stored = self.stored(region.members)
+        moved = 2 * sum(storage_bytes(d.buffer) for d in region.members if d not in stored)
         self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
         if decision.accepted:
-            self.taken.update(members)
-            self.regions.append(Region(members, again, tiled=decision.kind == "tiles"))
+            self.taken.update(region.members)
+            self.regions.append(region)
         return decision.accepted
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
@@ -521,7 +523,8 @@ class Chooser:
         if c.rows is ROW:
             moved = int(moved / ONE_ROW)
         alone = waiting(c, self.target)
-        return Effort(alone * products / (rate * self.rate(values)), int(moved * max(1.0, alone / OWN)), alone * work)
+        steps = alone * visited(c, NESTED_ROWS)
+        return Effort(steps * products / (rate * self.rate(values)), int(moved * max(1.0, alone / OWN)), steps * work)
 
     def _joins_matrix(self, c: Contraction, values: list[Expr], units: set[Expr]) -> bool:
         """Whether an epilogue reads another matrix as large as the result."""

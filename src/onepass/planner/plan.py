@@ -57,6 +57,7 @@ class Planner:
         self.locked = set(joined)  # nothing joins them later
         self.beside = {number for number, r in joined.items() if r.beside}
         self.tiled = {number for number, r in joined.items() if r.tiled}
+        self.predicted_us = {number: r.predicted_us for number, r in joined.items()}
         self.costs: dict[int, Cost] = {}
         self.has_reduction: dict[int, bool] = {}
         self.decisions = list(self.regions.decisions)
@@ -297,7 +298,7 @@ class Planner:
                 stores = graph.stores(graph.members[n], frozenset((n,)))
                 if stores:
                     kind = n in self.locked, n in self.beside, n in self.tiled
-                    steps.append(Group(stores, tuple(graph.members[n]), *kind))
+                    steps.append(Group(stores, tuple(graph.members[n]), *kind, self.predicted_us.get(n)))
             for s in graph.successors[n]:
                 waiting[s] -= 1
                 if waiting[s] == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..analysis.access import estimate, numel
 from ..analysis.contraction import Contraction
@@ -13,7 +13,7 @@ from ..ir.target import Target
 from .cost import predict_us
 
 TILE = 128  # a side of the tiles that results are counted in
-SMALL, NESTED = 32, 64  # a side of the smallest ones; rows of a tile with products inside the sweep
+SMALL, NESTED_ROWS = 32, 64  # a side of the smallest ones; rows of a tile with products inside the sweep
 LONG = 256  # positions of a swept class that a program should have at least
 
 
@@ -22,12 +22,14 @@ class Region:
     """What must share a kernel. `again`: computed here although others may store it too.
 
     `beside`: its products have nothing in common but the launch. `tiled`: every tile of its products leaves states.
+    `predicted_us`: the time of its kernels.
     """
 
     members: tuple[Define, ...]
     again: tuple[Define, ...]
     beside: bool = False
     tiled: bool = False
+    predicted_us: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,6 @@ def waiting(c: Contraction, target: Target) -> int:
     if shares_out(c):
         return 1
     rows, columns = estimate(c.rows.extent), estimate(c.columns.extent)
-    tiles = -(-rows // NESTED) if c.inner else -(-rows // SMALL) * -(-columns // SMALL)
+    tiles = -(-rows // NESTED_ROWS) if c.inner else -(-rows // SMALL) * -(-columns // SMALL)
     programs = max(1, numel(c.grid) * tiles)
     return max(1, min(estimate(c.swept.extent) // LONG, target.processors // programs))

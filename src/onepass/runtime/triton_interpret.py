@@ -29,13 +29,14 @@ def interpreted(source: KernelSource) -> Callable[[int], tuple[Callable[..., int
     definition = source.text[source.text.index("def " + source.entry) :]
     exec(compile(definition, f"<{source.name}>", "exec"), namespace)
     kernel = namespace[source.entry]
-    types = source.signature[: source.pointers]
+    types, kinds = source.signature[: source.pointers], source.signature[source.pointers :]
 
     def launch(*arguments: int) -> int:
         addresses, rest = arguments[: source.pointers], arguments[source.pointers :]
         sizes, programs = rest[: source.symbols], rest[source.symbols]
         pointers = [interpreter.pointer(a, t) for a, t in zip(addresses, types, strict=True)]
-        interpreter.run(kernel, (*pointers, *sizes), programs, _fold)
+        numbers = [interpreter.number(n, t) for n, t in zip(sizes, kinds, strict=True)]
+        interpreter.run(kernel, (*pointers, *numbers), programs, _fold)
         return 0
 
     return lambda _device: (launch, _never)

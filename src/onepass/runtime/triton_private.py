@@ -76,6 +76,11 @@ class Interpreter:
         kind = tl.str_to_ty(element, None)
         return tl.core.tensor(self._interpreter.TensorHandle(np.array([address], dtype=np.uint64), kind), kind)
 
+    def number(self, value: int, kind: str) -> Any:
+        """A size argument."""
+        dtype = self.language.str_to_ty(kind, None)
+        return self.tensor(np.array([value], dtype=np.int64 if kind == "i64" else np.int32), dtype, single=True)
+
     def run(
         self, kernel: Callable[..., Any], arguments: Sequence[Any], programs: int, reduce: Callable[..., Any]
     ) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..analysis.access import power_above
-from ..analysis.contraction import operands, sided
 from ..analysis.inline import reductions
 from ..analysis.nest import NestStore, direct_reductions
+from ..analysis.operands import operands, sided
 from ..analysis.rows import RowContraction, row_reductions
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Part, Reduce, substitute_axes

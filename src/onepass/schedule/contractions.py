@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 from ..analysis.access import estimate, flat_offset, numel, power_above, storage_bytes
 from ..analysis.bounds import Range, assuming, find_ranges, needed
-from ..analysis.contraction import Contraction, operands, sided
+from ..analysis.contraction import Contraction
 from ..analysis.formulas import some
 from ..analysis.inline import reductions
 from ..analysis.nest import NestStore, direct_reductions
-from ..analysis.passes import passes
+from ..analysis.operands import operands, sided
+from ..analysis.passes import Pass, passes
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Reduce, const, postorder, substitute_axes
 from ..ir.kernel import (
@@ -247,8 +248,7 @@ class ContractionScheduler:
     def _reduce(self) -> None:
         """Every reduction of the result, one pass after another."""
         for one in passes(self.c):
-            level = [self.oriented(r) for r in one.level]
-            self._sweep(level, {self.oriented(r): substitute_axes(h, self.here) for r, h in one.carried.items()})
+            self._sweep(one)
 
     def oriented(self, reduce: Reduce) -> Reduce:
         """A reduction of the result over the rows and columns that are open."""
@@ -278,23 +278,24 @@ class ContractionScheduler:
         self.builder.add(Start(accumulator))
         return _Running(reduce, accumulator, inputs, sides is not None)
 
-    def _sweep(self, level: list[Reduce], carried: dict[Reduce, Expr]) -> None:
+    def _sweep(self, one: Pass) -> None:
         """One pass over the swept class for reductions of one level, and for the sums carried beside it."""
-        first = [self._started(r) for r in level]
+        carried = {self.oriented(r): substitute_axes(h, self.here) for r, h in one.carried.items()}
+        first = [self._started(self.oriented(r)) for r in one.level]
         second = [self._started(r) for r in carried]
         reference = self._reference(first[0]) if second else None
-        for holding, after, before in self._spans(first, second):
+        for holding, after, before in self._spans(one, (*first, *second)):
             self._loop(first, second, carried, reference, holding, after, before)
         for running in (*first, *second):
             self.builder.here.parts[running.reduce] = Finished(running.accumulator)
 
-    def _spans(self, first: list[_Running], second: list[_Running]) -> list[_Span]:
+    def _spans(self, one: Pass, running: tuple[_Running, ...]) -> list[_Span]:
         """The swept class in parts: what is positive in one, where it starts and where it ends, in steps."""
-        ranges = [()] if self._is_one_step() else self._ranges(first, second)
+        ranges = [()] if self._is_one_step() else self._ranges(one, running)
         spans: list[_Span] = []
         behind: tuple[Poly, ...] = ()  # the ranges before
-        for one in ranges[:-1]:
-            ends = self._steps(b.loose for b in one)
+        for early in ranges[:-1]:
+            ends = self._steps(b.loose for b in early)
             spans.append(((), behind, ends))
             behind = (*behind, *ends)
         return [*spans, *self._parts(ranges[-1], behind)]
@@ -329,19 +330,12 @@ class ContractionScheduler:
         extent = self.c.swept.extent.constant
         return extent is not None and extent <= self.tiles.step
 
-    def _ranges(self, first: list[_Running], second: list[_Running]) -> list[Range]:
-        """Outside of what every term is its reduction's identity: -inf of a maximum, zero of sums.
-
-        A maximum is not swept with others of its level; sums alone that wait for nothing, where products are spared.
-        """
-        leading = len(first) == 1 and first[0].reduce.monoid == "max"
-        done = {r for scope in self.builder.scopes for r in scope.parts}
-        waiting = any(r in done for running in first for r in direct_reductions(running.inputs))
-        summing = bool(self.c.inner) and all(r.reduce.monoid == "sum" for r in first) and not waiting
-        if self._passing() or not (leading or summing):
+    def _ranges(self, one: Pass, running: tuple[_Running, ...]) -> list[Range]:
+        """Outside of what every term is its reduction's identity: -inf of a maximum, zero of sums."""
+        if self._passing() or not one.skips(self.c):
             return [()]
         swept = Axis(f"{self.c.swept.name}c", self.c.swept.extent)
-        counts = some(needed(r.inputs[0], r.reduce.monoid, leading) for r in (*first, *second))
+        counts = some(needed(r.inputs[0], r.reduce.monoid, one.leads) for r in running)
         return find_ranges(counts, self.axis(self.c.rows, ROW), swept, self.first_row, self.tiles.rows)
 
     def _loop(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate
-from ..analysis.factor import LN2
+from ..analysis.factor import LN2, drops_nothing
 from ..analysis.scores import LARGEST
 from ..analysis.transport import transport
 from ..ir.dtypes import DType
@@ -60,7 +60,7 @@ def find_online(
             continue
         if item.reduce is None or item.reduce.monoid != "sum" or item.accumulator is not None:
             return None  # it sweeps the row again in any case
-        h = transport(item.values[0], leader.reduce, leader.values[0])
+        h = transport(item.values[0], leader.reduce, leader.values[0], next(iter(inner)))
         if h is None:
             return None
         followers.append((item, h))
@@ -113,15 +113,14 @@ def carry(builder: Builder, reduce: Reduce, h: Expr, new: Operand, old: Var) -> 
 def carried(result: Expr, h: Expr, new: Expr, old: Expr) -> Expr:
     """exp(h(new) - h(old)), where h is given in terms of `result`.
 
-    Where h is a multiple of log(2) the power is one of two: the difference is then formed before it is scaled. An h
-    that chooses is finite before the first term, too: the power is then kept finite for the sum of nothing.
+    Where h is a multiple of log(2) the power is one of two: the difference is then formed before it is scaled. Unless
+    an infinite h drops the sum of nothing before the first term, the power is kept finite for it.
     """
-    power = "exp"
-    chooses = any(isinstance(e, Pointwise) and e.op == "where" for e in postorder([h], into_reductions=False))
+    power, drops = "exp", drops_nothing(h, result)
     if isinstance(h, Pointwise) and h.op == "mul" and const(LN2, h.dtype) in h.args:
         power, h = "exp2", next(a for a in h.args if a is not const(LN2, h.dtype))
     factor_value = pointwise(power, pointwise("sub", _with(h, result, new), _with(h, result, old)))
-    return pointwise("minimum", factor_value, const(LARGEST, factor_value.dtype)) if chooses else factor_value
+    return factor_value if drops else pointwise("minimum", factor_value, const(LARGEST, factor_value.dtype))
 
 
 def _with(h: Expr, result: Expr, stand_in: Expr) -> Expr:
