@@ -11,6 +11,7 @@ from typing import TypeAlias
 from ..ir.expr import Expr, Part, Pointwise, Reduce, pointwise, rewrite
 from ..ir.poly import Axis
 from .inline import reductions
+from .nest import direct_reductions
 
 Term: TypeAlias = tuple[int, Expr]  # a sign, and what is added or taken off
 
@@ -72,7 +73,8 @@ def _settled_reduction(reduce: Reduce) -> Expr | None:
         if fixed and varying:
             return total([(1, Part(Reduce(reduce.monoid, (total(varying),), reduce.over), 0)), *fixed])
     if reduce.monoid == "sum":
-        together = rewrite(body, lambda e: _regrouped(e, over))
+        inside: dict[Expr, Expr] = {r: r for r in direct_reductions([body])}
+        together = rewrite(body, lambda e: _regrouped(e, over), None, inside)
         return Part(Reduce("sum", (together,), reduce.over), 0) if together is not body else None
     return None
 
