@@ -25,7 +25,7 @@ def work(job: str) -> str:
 
 def test_faults_cost_one_job() -> None:
     jobs = ["a", "die", "b", "raise", "hang", "c"]
-    results = dict(run_jobs(lambda: jobs.pop(0) if jobs else None, "tests.test_workers:work", 2, job_seconds=15))
+    results = dict(run_jobs(lambda: jobs.pop(0) if jobs else None, "tests.test_workers:work", 2, job_seconds=5))
     assert {k: v for k, v in results.items() if not isinstance(v, Failure)} == {"a": "A", "b": "B", "c": "C"}
     assert "exit code 7" in results["die"].why
     assert "ValueError: no" in results["raise"].why

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("spawn")
+START_SECONDS = 300.0  # until a process has imported what it needs, however busy the machine is
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Failure:
 def _serve(connection: Connection, handler_name: str) -> None:
     module, function = handler_name.split(":")
     handler = getattr(importlib.import_module(module), function)
+    connection.send(None)  # it is here
     while True:
         job = connection.recv()
         try:
@@ -45,11 +47,23 @@ class _Worker:
         self.process.start()
         other.close()
         self.job: Any = None
-        self.deadline = 0.0
+        self.seconds = 0.0  # for the job
+        self.here = False
+        self.deadline = time.monotonic() + START_SECONDS
 
     def give(self, job: Any, seconds: float) -> None:
-        self.job, self.deadline = job, time.monotonic() + seconds
+        self.job, self.seconds = job, seconds
         self.connection.send(job)
+        if self.here:
+            self.deadline = time.monotonic() + seconds
+
+    def received(self) -> tuple[Any] | None:
+        """A result; None: the process has started, and its job's time begins."""
+        if not self.here:
+            self.connection.recv()
+            self.here, self.deadline = True, time.monotonic() + self.seconds
+            return None
+        return (self.connection.recv(),)
 
     def stop(self) -> None:
         self.process.kill()
@@ -97,8 +111,9 @@ def _outcome(worker: _Worker, ready: bool) -> tuple[Any, bool] | None:
     """(result, whether the process must be replaced), None while the job runs."""
     if ready:
         try:
-            result = worker.connection.recv()
-            return result, isinstance(result, Failure)  # what raised may have left a GPU that no longer answers
+            found = worker.received()
+            # What raised may have left a GPU that no longer answers.
+            return None if found is None else (found[0], isinstance(found[0], Failure))
         except (EOFError, ConnectionResetError):
             worker.process.join()
             return Failure(f"the process died with exit code {worker.process.exitcode}"), True
