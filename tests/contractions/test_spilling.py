@@ -100,7 +100,7 @@ def spilling_if(monkeypatch: pytest.MonkeyPatch, spills: Callable[[KernelSource]
     """Nothing is built; a kernel spills as many bytes as the test says. The sources that were asked for."""
     built: list[KernelSource] = []
 
-    def build(source: KernelSource, target: Any, aligned: bool = True) -> bytes:
+    def build(source: KernelSource, target: Any) -> bytes:
         built.append(source)
         head = {"entry": source.entry, "shared": 0, "threads": 128, "registers": 255, "spills": spills(source)}
         return triton_kernels.packed(head, b"")

@@ -151,6 +151,26 @@ def test_no_programs_launch_nothing() -> None:
     assert not driver.launched
 
 
+def test_many_arguments() -> None:
+    """Programs that join hundreds of tensors: all of them arrive, nothing is written beside them."""
+    driver = Driver()
+    driver.count, count = 1001, 1000
+    kernel = _Kernel(
+        ctypes.cast(driver.launch, ctypes.c_void_p).value, (ctypes.c_void_p * 3)(ALIGNED, None, GENERAL), 128,
+        (ctypes.c_uint32 * 3)(), count, 1, 0, 0, None, None, None,
+    )  # fmt: skip
+    words = [16 * k + 1 for k in range(count)]
+    assert _launcher(count, 1)(ctypes.byref(kernel), *words, 5, 8, 0) == 0
+    assert driver.launched == [(GENERAL, 8, [*words, 5])]
+
+
+def test_more_programs_than_a_grid_has() -> None:
+    driver = Driver()
+    launch = launcher(driver, None)
+    assert launch(1600, 3200, 5, (1 << 32) + 8, 0) == launch(1600, 3200, 5, 1 << 31, 0) == 1
+    assert not driver.launched and launch(1600, 3200, 5, (1 << 31) - 1, 0) == 0
+
+
 def test_a_kernel_that_waits_by_itself_may_be_started_early() -> None:
     driver = Early()
     assert launcher(driver, None)(1600, 3200, 5, 8, 4096) == 0

@@ -52,9 +52,9 @@ def test_only_what_was_seen_is_assumed(
     sources: list[KernelSource] = []
     real = triton_kernels.build_binary
 
-    def build(source: KernelSource, *rest: Any) -> bytes:
+    def build(source: KernelSource, target: Any) -> bytes:
         sources.append(source)
-        return real(source, *rest)
+        return real(source, target)
 
     monkeypatch.setattr(triton_kernels, "build_binary", build)
     x = torch.randn(rows, columns)

@@ -23,8 +23,8 @@ def spilling_if(monkeypatch: pytest.MonkeyPatch, spills: Any) -> None:
     """The assembler's answer replaced: a kernel spills where the test says so."""
     real = triton_kernels.build_binary
 
-    def build(source: KernelSource, target: Any, aligned: bool = True) -> bytes:
-        built = triton_kernels.read_binary(real(source, target, aligned))
+    def build(source: KernelSource, target: Any) -> bytes:
+        built = triton_kernels.read_binary(real(source, target))
         head = {"entry": built.entry, "shared": built.shared, "threads": built.threads, "registers": 255}
         return triton_kernels.packed({**head, "spills": 512 if spills(source) else 0}, built.binary)
 

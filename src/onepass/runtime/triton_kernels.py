@@ -26,8 +26,10 @@ from ..ir.source import MULTIPLE, KernelSource
 from ..ir.target import Target
 from .assembler import given_up, registers_and_spills, repaired
 from .builders import prelude_digest
+from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
-from .driver import Driver, driver
+from .driver import driver
+from .kernels import build_kernels
 from .launcher import launcher
 from .scratch import scratch_folder
 from .triton_stages import run_stages
@@ -54,15 +56,18 @@ class TritonBuilder:
         output.write_bytes(build_binary(source, self.target))
 
     def load(self, path: Path, source: KernelSource) -> TileKernel:
-        return TileKernel(read_binary(path.read_bytes()), source, self.target)
+        return TileKernel(read_binary(path.read_bytes()), source, self, path.is_relative_to(cache_folder()))
 
 
 class TileKernel:
-    """A built kernel. Called with a device's number: what launches it there, and what to do when that fails."""
+    """A built kernel. Called with a device's number: what launches it there, and what to do when that fails.
 
-    def __init__(self, built: Built, source: KernelSource, target: Target) -> None:
+    `kept`: it is in the cache, and so are its variants.
+    """
+
+    def __init__(self, built: Built, source: KernelSource, builder: TritonBuilder, kept: bool) -> None:
         self.built = built
-        self._on_device = functools.cache(functools.partial(_on_device, built, source, target))
+        self._on_device = functools.cache(functools.partial(_on_device, built, source, builder, kept))
 
     def __call__(self, device: int) -> tuple[Callable[..., int], Callable[..., None]]:
         return self._on_device(device)
@@ -91,13 +96,13 @@ def read_binary(data: bytes) -> Built:
         raise OSError(f"not a built kernel: {error}") from error
 
 
-def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> bytes:
+def build_binary(source: KernelSource, target: Target) -> bytes:
     """Compile with Triton for a target that need not be here."""
     triton: Any = _triton()
     try:
         function = _load_module(source).__dict__[source.entry]
         names = function.arg_names
-        attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if aligned else {}
+        attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if source.aligned else {}
         attributes |= {(source.pointers + k,): [["tt.divisibility", MULTIPLE]] for k in source.multiples}
         ast = triton.compiler.ASTSource(
             fn=function, signature=dict(zip(names, source.signature, strict=True)), constexprs={}, attrs=attributes
@@ -232,10 +237,10 @@ def _described(built: Built, source: KernelSource) -> Any:
 
 
 def _on_device(
-    built: Built, source: KernelSource, target: Target, device: int
+    built: Built, source: KernelSource, builder: TritonBuilder, kept: bool, device: int
 ) -> tuple[Callable[..., int], Callable[..., None]]:
     """What launches the kernel on a device, and what to call with the same arguments where that returned an error."""
-    gpu = driver(target)
+    gpu = driver(builder.target)
     with torch.cuda.device(device):
         gpu.bind(device)
         function = gpu.load(built.binary, built.entry, built.shared)
@@ -252,11 +257,14 @@ def _on_device(
     def recover(*arguments: int) -> None:
         with lock, torch.cuda.device(device):
             status = launch(*arguments)
-            if status in (-ANY_SIZES, -ANY_POINTERS):
-                _build_variant(kernel, -status, source, target, gpu)
-                status = launch(*arguments)
-            if status == WRONG_CONTEXT:
+            if status in (WRONG_CONTEXT, -ANY_SIZES, -ANY_POINTERS):  # a thread that only launches has no context
                 gpu.bind(device)
+                status = launch(*arguments)
+            if status in (-ANY_SIZES, -ANY_POINTERS):
+                (found,) = build_kernels([variant_of(source, -status)], builder, default_cache() if kept else None)
+                other: Built = found.function.built  # type: ignore[attr-defined]
+                kernel.shared[-status] = other.shared
+                kernel.function[-status] = gpu.load(other.binary, other.entry, other.shared)
                 status = launch(*arguments)
         if status:
             raise RuntimeError(f"onepass: launching {source.name} failed with driver error {status}")
@@ -264,15 +272,13 @@ def _on_device(
     return launch, recover
 
 
-def _build_variant(kernel: _Kernel, variant: int, source: KernelSource, target: Target, gpu: Driver) -> None:
-    """A variant that assumes less of its arguments."""
-    wanted = replace(source, multiples=())
-    if variant == ANY_POINTERS:
-        arguments = source.signature[: source.pointers + source.symbols]
-        wanted = replace(wanted, text=source.general or source.text, matrices=(), signature=arguments)
-    built = read_binary(build_binary(wanted, target, aligned=variant != ANY_POINTERS))
-    kernel.shared[variant] = built.shared
-    kernel.function[variant] = gpu.load(built.binary, built.entry, built.shared)
+def variant_of(source: KernelSource, variant: int) -> KernelSource:
+    """The same kernel, which assumes less of its arguments."""
+    other = replace(source, key=f"{source.key}_{variant}", multiples=())
+    if variant != ANY_POINTERS:
+        return other
+    arguments = source.signature[: source.pointers + source.symbols]
+    return replace(other, text=source.general or source.text, matrices=(), signature=arguments, aligned=False)
 
 
 def _launcher(pointers: int, sizes: int) -> Callable[..., int]:
