@@ -13,7 +13,7 @@ import torch
 
 from onepass.ir.source import KernelSource, Matrix
 from onepass.ir.target import find_target
-from onepass.runtime import kernels, triton_kernels
+from onepass.runtime import builders, kernels, triton_kernels
 from onepass.runtime.cache import Cache, default_cache
 from onepass.runtime.triton_kernels import ANY_POINTERS, ANY_SIZES, TritonBuilder, variant_of
 from tests.runtime.test_gpu_launcher import ENCODE, LAUNCH
@@ -124,3 +124,12 @@ def test_variants_are_kernels_of_their_own() -> None:
     assert len({SOURCE.key, sizes.key, pointers.key}) == 3
     assert replace(sizes, key=SOURCE.key, multiples=(0,)) == SOURCE
     assert pointers.signature == ("*fp32", "*fp32", "i64") and not pointers.matrices
+
+
+def test_kernels_are_known_by_what_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of any of these files gives other machine code of the same text."""
+    read: list[str] = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or b"")
+    builders.prelude_digest.__wrapped__()
+    codegen, runtime = ("prelude", "hardware", "nvidia"), ("triton_kernels", "triton_stages", "assembler")
+    assert set(read) == {*(f"triton_{name}.py" for name in codegen), *(f"{name}.py" for name in runtime)}

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import onepass
+from onepass.errors import KernelBuildError
 from onepass.ir.source import KernelSource
 from onepass.ir.target import find_target
 
 pytest.importorskip("triton")
 from onepass.runtime import triton_kernels
 from onepass.runtime.cubin import cubin_resources
+from onepass.runtime.triton_stages import Staged
 
 FREE = {"strict": True, "cache": False}
 
@@ -76,21 +78,51 @@ def onepass_kernel(out0, in1):
 @pytest.mark.parametrize("spills", [False, True])
 def test_registers_are_read_from_the_binary(target: str, spills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The binary's own numbers are the assembler's; where it has a stack, the assembler is asked for spills."""
-    asked: list[tuple[int, int]] = []
-    real = triton_kernels.registers_and_spills
+    asked: list[tuple[int, int, int]] = []
+    real = triton_kernels.registers_and_stack
 
-    def ask(ptx: str, chip: Any) -> tuple[int, int]:
+    def ask(ptx: str, chip: Any) -> tuple[int, int, int]:
         asked.append(real(ptx, chip))
         return asked[-1]
 
     text = SPILLING.replace("LANES", "8192" if spills else "512")
     source = KernelSource("k", "triton", text, "onepass_kernel", f"spilling{spills}{target}", 2, 0, False)
     source = replace(source, signature=("*fp32", "*fp32"), warps=1, stages=1)
-    monkeypatch.setattr(triton_kernels, "registers_and_spills", ask)
+    monkeypatch.setattr(triton_kernels, "registers_and_stack", ask)
     built = triton_kernels.read_binary(triton_kernels.build_binary(source, find_target(target)))
     assert len(asked) == spills and (built.spills > 0) == spills
     from_binary = cubin_resources(built.binary)
     assert from_binary[0] == built.registers and bool(from_binary[1]) == spills
+
+
+def test_a_stack_that_only_the_binary_has_is_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton may ask its assembler for another allocation than we do, which then says nothing of the binary."""
+    text = SPILLING.replace("LANES", "8192")
+    source = KernelSource("k", "triton", text, "onepass_kernel", "stack", 2, 0, False)
+    source = replace(source, signature=("*fp32", "*fp32"), warps=1, stages=1)
+    monkeypatch.setattr(triton_kernels, "registers_and_stack", lambda *_: (200, 16, 0))
+    built = triton_kernels.read_binary(triton_kernels.build_binary(source, find_target("sm_90")))
+    registers, stack = cubin_resources(built.binary)
+    assert (built.registers, built.spills) == (registers, stack - 16) and stack > 16
+
+
+@pytest.mark.parametrize(("name", "value"), [("global_scratch_size", 64), ("ptx", ".entry k(.param .u64 a)")])
+def test_kernels_that_the_launcher_does_not_know(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = triton_kernels.run_stages
+
+    def run(*arguments: Any) -> Staged:
+        staged = real(*arguments)
+        return (
+            Staged({**staged.texts, name: value}, staged.facts)
+            if name == "ptx"
+            else Staged(staged.texts, {name: value})
+        )
+
+    source = KernelSource("k", "triton", SPILLING.replace("LANES", "512"), "onepass_kernel", "unknown", 2, 0, False)
+    source = replace(source, signature=("*fp32", "*fp32"), warps=1, stages=1)
+    monkeypatch.setattr(triton_kernels, "run_stages", run)
+    with pytest.raises(KernelBuildError, match="4 and none are passed"):
+        triton_kernels.build_binary(source, find_target("sm_90"))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF\x02", b"\x7fELF\x02" + bytes(80), b"nonsense" * 20])

@@ -87,7 +87,7 @@ def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> 
     multiples = tuple(len(kernel.numbers) + k for k, s in enumerate(kernel.symbols) if _even(s))
     multiples = tuple(k for k in multiples if k < WATCHED_SIZES)
     streams = only_streams(kernel)
-    facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices} {multiples} {streams}"
+    facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices} {multiples} {MULTIPLE} {streams}"
     key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
     return KernelSource(
         kernel.name, "triton", header(kernel, "#") + text, ENTRY, key, len(pointers), words,

@@ -24,7 +24,7 @@ import torch
 from ..errors import KernelBuildError
 from ..ir.source import MULTIPLE, KernelSource
 from ..ir.target import Target
-from .assembler import given_up, registers_and_spills, repaired
+from .assembler import given_up, registers_and_stack, repaired
 from .builders import prelude_digest
 from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
@@ -32,7 +32,7 @@ from .driver import driver
 from .kernels import build_kernels
 from .launcher import launcher
 from .scratch import scratch_folder
-from .triton_stages import run_stages
+from .triton_stages import Staged, run_stages
 
 EVEN, ANY_SIZES, ANY_POINTERS = range(3)  # the launcher's variants, by what they take
 WRONG_CONTEXT = 201
@@ -40,6 +40,8 @@ WRONG_CONTEXT = 201
 _NEED_DENORMALS = re.compile(
     r"\b(tl\.log2|libdevice\.(log10|pow|fmod|lgamma|atan2|nextafter)|op_(remainder|floordiv))\("
 )
+# Of the memory of matrix units on sm_100; Triton's launcher is what refuses a kernel that asks for more.
+MOST_COLUMNS, COLUMN_BYTES = 512, 512
 _DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
 
 
@@ -122,13 +124,26 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
         raise KernelBuildError(
             f"triton.compile for {target.name}", f"{type(error).__name__}: {error}", str(path)
         ) from error
-    binary, registers, spills = _machine_code(compiled.texts, target)
     facts = compiled.facts
+    _refuse_others(compiled, source)
+    binary, registers, spills = _machine_code(compiled.texts, target)
+    spills += COLUMN_BYTES * max(0, (facts.get("tmem_size") or 0) - MOST_COLUMNS)  # nothing of it would run
     head = {
         "entry": facts["name"], "shared": facts["shared"], "threads": target.warp * facts["num_warps"],
         "registers": registers, "spills": spills, "maps": _maps(facts, len(source.matrices)),
     }  # fmt: skip
     return packed(head, binary)
+
+
+def _refuse_others(compiled: Staged, source: KernelSource) -> None:
+    """KernelBuildError for what `gpu_launcher.c` does not know: beside its own arguments a kernel gets two words, 0."""
+    passed = source.pointers + source.symbols + 5 * len(source.matrices) + 2
+    entry = re.search(r"\.entry\s+\w+\(([^)]*)\)", compiled.texts.get("ptx", ""))
+    taken = entry[1].count(".param") if entry else passed
+    memory = sum(compiled.facts.get(f"{name}_scratch_size") or 0 for name in ("global", "profile"))
+    if taken != passed or memory:
+        reason = f"{taken} arguments and {memory} bytes of memory, {passed} and none are passed"
+        raise KernelBuildError(f"triton.compile of Triton {_triton_version()}", reason, "")
 
 
 def _maps(facts: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -200,9 +215,14 @@ def _machine_code(texts: Mapping[str, Any], target: Target) -> tuple[bytes, int,
     try:
         registers, stack = cubin_resources(binary)
     except ValueError:
-        return binary, *registers_and_spills(ptx, target)
-    # Only the assembler tells spills from other uses of the stack; it takes as long again as building did.
-    return binary, *(registers_and_spills(ptx, target) if stack else (registers, 0))
+        registers, _, spills = registers_and_stack(ptx, target)
+        return binary, registers, spills
+    if not stack:
+        return binary, registers, 0
+    # Only the assembler tells spills from other uses of the stack; it takes as long again as building did. Triton may
+    # have asked it for more than we do: then what is on this stack and not on that one is spilled.
+    _, others, spills = registers_and_stack(ptx, target)
+    return binary, registers, spills or max(0, stack - others)
 
 
 # --- launching ---
