@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import pytest
 
 from onepass.errors import CompilerNotFound
+from onepass.ir.target import find_target
 from onepass.runtime import launcher as launching
+from onepass.runtime.driver import driver as driver_of
 from onepass.runtime.triton_kernels import ANY_POINTERS, ANY_SIZES, _Kernel, _launcher, _Matrix
 
 LAUNCH = ctypes.CFUNCTYPE(
@@ -143,6 +146,31 @@ def test_a_launcher_that_could_not_be_built_is_tried_again(monkeypatch: pytest.M
         with pytest.raises(CompilerNotFound):
             launching.launcher()
     assert launching.launcher() is launching.launcher()
+
+
+def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(launching, "_started", [])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(launching, "_build", lambda future: future.set_result("built"))
+    assert launching.launcher() == "built"
+
+
+@pytest.mark.parametrize(("name", "asks"), [("sm_90", ["cuFuncSetAttribute"]), ("gfx942", [])])
+def test_much_shared_memory(name: str, asks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """HIP's call is for functions of the program itself; it would refuse those of a module."""
+    called: list[str] = []
+
+    class Library:
+        def __getattr__(self, function: str) -> Any:
+            return lambda *_: called.append(function) or 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library())
+    driver_of.__wrapped__(find_target(name)).load(b"", "entry", 49 << 10)
+    driver_of.__wrapped__(find_target(name)).load(b"", "entry", 48 << 10)
+    assert [c for c in called if "Attribute" in c] == asks and len(called) == 4 + len(asks)
 
 
 def test_no_programs_launch_nothing() -> None:
