@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 
 import onepass
 from onepass.errors import KernelBuildError
+from onepass.ir.limits import NO_LIMITS
+from onepass.ir.record import KernelRecord
 from onepass.ir.source import KernelSource
 from onepass.ir.target import find_target
+from onepass.spills import Spills
 
 pytest.importorskip("triton")
 from onepass.runtime import triton_kernels
@@ -57,6 +61,18 @@ def test_less_is_fused_where_every_schedule_spills(monkeypatch: pytest.MonkeyPat
     assert len(graph.kernels) > 1
     assert all(k.spilled_bytes == 0 for k in graph.kernels)
     assert any("operations, limit" in d.reason for d in graph.decisions if not d.accepted)
+
+
+@pytest.mark.parametrize("change", ["stores", "tiled"])
+def test_other_kernels_of_the_same_operations_start_anew(change: str) -> None:
+    """Planned again, a group may store more or be of another kind: what its schedules spilled is not known then."""
+    members = tuple(SimpleNamespace(buffer=SimpleNamespace(name=name)) for name in "ab")
+    first = SimpleNamespace(members=members, stores=members[1:], products=True, beside=False, tiled=True)
+    second = SimpleNamespace(**{**vars(first), **({"stores": members} if change == "stores" else {"tiled": False})})
+    plans = [SimpleNamespace(names={"k0": g}, limits=NO_LIMITS, target=find_target("sm_90")) for g in (first, second)]
+    spills, spilling = Spills([]), [KernelRecord("k0", [], 0, 0, "", "", 0.0, spilled_bytes=8)]
+    assert spills.after(plans[0], spilling) is NO_LIMITS  # type: ignore[arg-type]
+    assert [bool(spills.choices(p)) for p in plans] == [True, False]  # type: ignore[arg-type]
 
 
 SPILLING = """
