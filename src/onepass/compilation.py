@@ -29,6 +29,7 @@ from .runtime.device import runs_here
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
 from .runtime.kernels import Builder, LoadedKernel, build_kernels
+from .runtime.launcher import launcher
 from .runtime.stopwatch import Stopwatch, stopwatch_for
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def compile_graph(
             return _loaded(found, _build(found, record, builder, cache), record, graph)
         except MalformedProgram:
             cache.discard_graph(key)
+    if not is_planning() and kernel_device(graph) != "cpu" and _can_run(target.name, graph):
+        launcher()  # where nothing can be launched nothing is compiled
     record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
     try:
         entry, wrapper, compiled = _compile(graph, target, options, record, builder, cache, timer)

@@ -24,7 +24,7 @@ _GIVEN_UP = {
     FOLLOWERS: "what follows its products is not in their kernel",
     PRODUCTS: "its products are the library's",
 }
-_Key = tuple[frozenset[str], bool]
+_Key = tuple[frozenset[str] | bool, ...]
 
 
 class Spills:
@@ -67,8 +67,10 @@ class Spills:
 
 
 def _key(group: Group, planned: PlannedGraph) -> _Key:
+    """What has the same schedules in every plan."""
     carries = planned.limits.narrowed(planned.target, group.members) is planned.target
-    return frozenset(d.buffer.name for d in group.members), carries
+    names = (frozenset(x.buffer.name for x in part) for part in (group.members, group.stores))
+    return *names, carries, group.products, group.beside, group.tiled
 
 
 def _candidates(group: Group, limits: Limits) -> int:

@@ -10,7 +10,8 @@ import torch
 
 import onepass
 from onepass import compilation
-from onepass.errors import KernelBuildError
+from onepass.backend import FallbackWarning
+from onepass.errors import CompilerNotFound, KernelBuildError
 from onepass.ir.source import KernelSource
 from onepass.runtime.builders import InterpretedBuilder
 from onepass.runtime.executable import Executable
@@ -39,6 +40,22 @@ def test_products_go_to_the_library_where_their_kernel_cannot_be_built(monkeypat
     assert any("could not be built" in d.reason for d in explanation.graphs[0].decisions)
     ours = torch.compile(function, backend="onepass", options=options)(x, w)
     torch.testing.assert_close(ours, function(x, w))
+
+
+def test_nothing_is_compiled_that_cannot_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C compiler there is no launcher: programs run as eager does, at once."""
+
+    def missing() -> None:
+        raise CompilerNotFound(["cc"])
+
+    monkeypatch.setattr(compilation, "launcher", missing)
+    monkeypatch.setattr(compilation, "kernel_device", lambda _: "cuda")
+    monkeypatch.setattr(compilation, "runs_here", lambda _: True)
+    monkeypatch.setattr(compilation, "_compile", lambda *_: pytest.fail("compiled"))
+    run = torch.compile(lambda x: x.sin() * 2, backend="onepass", options={"target": "sm_90", "cache": False})
+    x = torch.randn(8)
+    with pytest.warns(FallbackWarning, match="no C compiler"):
+        torch.testing.assert_close(run(x), x.sin() * 2)
 
 
 def test_a_kernel_that_asks_for_too_much_shared_memory_is_never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

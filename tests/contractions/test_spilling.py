@@ -100,7 +100,7 @@ def spilling_if(monkeypatch: pytest.MonkeyPatch, spills: Callable[[KernelSource]
     """Nothing is built; a kernel spills as many bytes as the test says. The sources that were asked for."""
     built: list[KernelSource] = []
 
-    def build(source: KernelSource, target: Any, aligned: bool = True) -> bytes:
+    def build(source: KernelSource, target: Any) -> bytes:
         built.append(source)
         head = {"entry": source.entry, "shared": 0, "threads": 128, "registers": 255, "spills": spills(source)}
         return triton_kernels.packed(head, b"")
@@ -211,3 +211,25 @@ def test_values_are_the_same(spilling: int, monkeypatch: pytest.MonkeyPatch) -> 
     torch._dynamo.reset()
     judge(interpreted(lambda *xs: attention(*xs).sin()), lambda *xs: attention(*xs).sin(), *arguments)
     assert len(builds) == spilling + 1 and all(builds)
+
+
+def test_more_tensor_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five products of one tile each have a place in it; Triton's own launcher would refuse the kernel."""
+    columns: dict[str, int] = {}
+    real = triton_kernels.run_stages
+
+    def run(function: Any, *rest: Any) -> Any:
+        staged = real(function, *rest)
+        columns[function.fn.src] = staged.facts["tmem_size"]
+        return staged
+
+    def function(x: Tensor, *weights: Tensor) -> Tensor:
+        a, b, c, d, e = (x @ w for w in weights)
+        return torch.sigmoid(a) * b * torch.tanh(c) + torch.sigmoid(d) * e
+
+    monkeypatch.setattr(triton_kernels, "run_stages", run)
+    monkeypatch.setattr("onepass.runtime.kernels._functions", {})
+    e = explained(function, "sm_100", (4096, 1024), *[(1024, 4096)] * 5)
+    assert max(columns.values()) > 512 and reasons(e)
+    kept = [n for text, n in columns.items() if any(text in k.source for k in e.kernels)]
+    assert len(kept) == len(e.kernels) and max(kept) <= 512

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.scripts import environment, run
 
 
@@ -79,4 +81,33 @@ for i, batch in enumerate(torch.utils.data.DataLoader(Data(), num_workers=2)):
     torch.testing.assert_close(batch[0], torch.full((64,), float(i)).sin() * 2 + 1)
 print("right")
 """
+    assert "right" in run(body, environment(tmp_path / "cache"))
+
+
+def test_fork_while_another_thread_compiles(tmp_path: Path) -> None:
+    """The child has none of the locks that the thread held."""
+    body = """
+import os, signal, threading
+import onepass
+from onepass.ir import interning
+from onepass.runtime import triton_stages
+held = threading.Event()
+def compile():
+    with interning._lock, triton_stages._reading:
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=compile, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    try:
+        found = onepass.explain(lambda v: v.sin() * 2, x, target="sm_90", options={"strict": True, "cache": False})
+        os._exit(0 if found.kernels[0].registers else 1)
+    finally:
+        os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("right")
+"""
+    pytest.importorskip("triton")
     assert "right" in run(body, environment(tmp_path / "cache"))

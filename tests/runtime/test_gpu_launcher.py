@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import pytest
 
 from onepass.errors import CompilerNotFound
+from onepass.ir.target import find_target
 from onepass.runtime import launcher as launching
+from onepass.runtime.driver import driver as driver_of
 from onepass.runtime.triton_kernels import ANY_POINTERS, ANY_SIZES, _Kernel, _launcher, _Matrix
 
 LAUNCH = ctypes.CFUNCTYPE(
@@ -145,10 +148,55 @@ def test_a_launcher_that_could_not_be_built_is_tried_again(monkeypatch: pytest.M
     assert launching.launcher() is launching.launcher()
 
 
+def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(launching, "_started", [])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(launching, "_build", lambda future: future.set_result("built"))
+    assert launching.launcher() == "built"
+
+
+@pytest.mark.parametrize(("name", "asks"), [("sm_90", ["cuFuncSetAttribute"]), ("gfx942", [])])
+def test_much_shared_memory(name: str, asks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """HIP's call is for functions of the program itself; it would refuse those of a module."""
+    called: list[str] = []
+
+    class Library:
+        def __getattr__(self, function: str) -> Any:
+            return lambda *_: called.append(function) or 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library())
+    driver_of.__wrapped__(find_target(name)).load(b"", "entry", 49 << 10)
+    driver_of.__wrapped__(find_target(name)).load(b"", "entry", 48 << 10)
+    assert [c for c in called if "Attribute" in c] == asks and len(called) == 4 + len(asks)
+
+
 def test_no_programs_launch_nothing() -> None:
     driver = Driver()
     assert launcher(driver, None)(1600, 3200, 5, 0, 0) == 0
     assert not driver.launched
+
+
+def test_many_arguments() -> None:
+    """Programs that join hundreds of tensors: all of them arrive, nothing is written beside them."""
+    driver = Driver()
+    driver.count, count = 1001, 1000
+    kernel = _Kernel(
+        ctypes.cast(driver.launch, ctypes.c_void_p).value, (ctypes.c_void_p * 3)(ALIGNED, None, GENERAL), 128,
+        (ctypes.c_uint32 * 3)(), count, 1, 0, 0, None, None, None,
+    )  # fmt: skip
+    words = [16 * k + 1 for k in range(count)]
+    assert _launcher(count, 1)(ctypes.byref(kernel), *words, 5, 8, 0) == 0
+    assert driver.launched == [(GENERAL, 8, [*words, 5])]
+
+
+def test_more_programs_than_a_grid_has() -> None:
+    driver = Driver()
+    launch = launcher(driver, None)
+    assert launch(1600, 3200, 5, (1 << 32) + 8, 0) == launch(1600, 3200, 5, 1 << 31, 0) == 1
+    assert not driver.launched and launch(1600, 3200, 5, (1 << 31) - 1, 0) == 0
 
 
 def test_a_kernel_that_waits_by_itself_may_be_started_early() -> None:

@@ -43,25 +43,53 @@ def test_loads(name: str, columns: int, wide: bool, dtype: torch.dtype, monkeypa
     assert loads and all((".v4." in load) == wide for load in loads)
 
 
+def built(monkeypatch: pytest.MonkeyPatch) -> list[KernelSource]:
+    """The sources of which kernels are built from now on."""
+    sources: list[KernelSource] = []
+    real = triton_kernels.build_binary
+
+    def build(source: KernelSource, target: Any) -> bytes:
+        sources.append(source)
+        return real(source, target)
+
+    monkeypatch.setattr(triton_kernels, "build_binary", build)
+    monkeypatch.setattr("onepass.runtime.kernels._functions", {})
+    return sources
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "multiples"), [(64, 520, (0, 1)), (63, 512, (1,)), (64, 511, (0,)), (63, 511, ())]
 )
 def test_only_what_was_seen_is_assumed(
     rows: int, columns: int, multiples: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources: list[KernelSource] = []
-    real = triton_kernels.build_binary
-
-    def build(source: KernelSource, *rest: Any) -> bytes:
-        sources.append(source)
-        return real(source, *rest)
-
-    monkeypatch.setattr(triton_kernels, "build_binary", build)
+    sources = built(monkeypatch)
     x = torch.randn(rows, columns)
     for dimension in (0, 1):
         torch._dynamo.mark_dynamic(x, dimension)
-    scale = 1 + rows / 1000 + columns / 1e6  # a kernel that nobody has built yet
-    onepass.explain(lambda x: x.t() * scale, x, target="sm_90", options=FREE)
+    onepass.explain(lambda x: x.t() * 1.5, x, target="sm_90", options=FREE)
     (source,) = sources
     sizes = [k for k in range(source.symbols) if f"n{k}" in source.text]
     assert sizes == [0, 1] and source.multiples == multiples
+
+
+ROWS: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
+    **{name: (function, (64, 512), 0) for name, function in FUNCTIONS.items()},
+    "short rows": (FUNCTIONS["norm"], (640, 64), 0),
+    "heads": (lambda x: (x.view(8, -1, 4, 32).transpose(1, 2) * 2).contiguous(), (8, 64, 128), 1),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_number_of_rows_decides_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of them takes the kernel that was built first, and it loads as much at once."""
+    texts: list[str] = []
+    monkeypatch.setattr(triton_kernels, "repaired", lambda text: texts.append(text) or text)
+    sources = built(monkeypatch)
+    function, shape, dimension = ROWS[name]
+    x = torch.randn(shape).bfloat16()
+    torch._dynamo.mark_dynamic(x, dimension)
+    onepass.explain(function, x, target="sm_90", options=FREE)
+    assert sources and all(source.symbols == 1 and not source.multiples for source in sources)
+    loads = [load for text in texts for load in re.findall(r"ld\.global\S*", text)]
+    assert loads and all(".v4." in load or ".v2." in load for load in loads)

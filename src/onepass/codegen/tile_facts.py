@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from ..ir.kernel import Contract, Kernel, LoadElement, LoadTile, Loop, Share, Statement, Tile, Var, When, walk
+from ..ir.kernel import (
+    Bind,
+    Contract,
+    Kernel,
+    Let,
+    LoadElement,
+    LoadTile,
+    Loop,
+    Share,
+    Statement,
+    StoreElement,
+    StoreTile,
+    Tile,
+    Var,
+    When,
+    walk,
+)
+from ..ir.poly import Axis, Poly, Symbol
 from ..ir.program import Buffer
+from ..ir.source import MULTIPLE
 
 
 def tile_rank(body: tuple[Statement, ...]) -> int:
@@ -28,6 +46,27 @@ def tile_rank(body: tuple[Statement, ...]) -> int:
 def is_innermost(loop: Loop) -> bool:
     """Whether no loop is inside."""
     return not any(isinstance(s, Loop) for s in walk(loop.body))
+
+
+def deciding_sizes(kernel: Kernel) -> set[Symbol]:
+    """Sizes that decide whether neighbours in memory are loaded together: rows end there, or are that far apart.
+
+    How many rows there are decides nothing, nor do multiples of such a size.
+    """
+    statements = walk(kernel.body)
+    offsets = [s.offset for s in statements if isinstance(s, LoadElement | StoreElement | LoadTile | StoreTile)]
+    bound = [s.value for s in statements if isinstance(s, Bind)]
+    found = [*offsets, *bound, *(a for s in statements if isinstance(s, Let) for a in s.args if isinstance(a, Poly))]
+
+    def lies_across(axis: Axis) -> bool:
+        steps = [p.coefficient(axis) for p in offsets if axis in p.axes]
+        return not any(step is None or step is Poly.ONE for step in steps) and not any(axis in p.axes for p in bound)
+
+    found += [p for s in statements if isinstance(s, Tile) and not lies_across(s.axis) for p in s.limits]
+    terms = [
+        (m, c) for p in found for m, c in p.terms if c % MULTIPLE or not all(isinstance(a, Axis | Symbol) for a in m)
+    ]
+    return {size for term in terms for size in Poly((term,)).symbols()}
 
 
 def only_streams(kernel: Kernel) -> bool:

@@ -46,7 +46,7 @@ from ..ir.kernel import (
 from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, in_range, is_far, nonnegative, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
-from .tile_facts import is_innermost, only_streams, packed_matrices, tile_rank
+from .tile_facts import deciding_sizes, is_innermost, only_streams, packed_matrices, tile_rank
 from .triton_compare import compared
 from .triton_ops import (
     MATRIX_TYPES,
@@ -84,10 +84,11 @@ def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> 
     described = [(d, f"tensordesc<{kind}{list(d.block)}>") for d, kind in zip(kernel.descriptors, kinds, strict=True)]
     signature += tuple(kind for _, kind in described)
     matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d, _ in described)
-    multiples = tuple(len(kernel.numbers) + k for k, s in enumerate(kernel.symbols) if _even(s))
+    deciding = deciding_sizes(kernel)
+    multiples = tuple(len(kernel.numbers) + k for k, s in enumerate(kernel.symbols) if s in deciding and _even(s))
     multiples = tuple(k for k in multiples if k < WATCHED_SIZES)
     streams = only_streams(kernel)
-    facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices} {multiples} {streams}"
+    facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices} {multiples} {MULTIPLE} {streams}"
     key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
     return KernelSource(
         kernel.name, "triton", header(kernel, "#") + text, ENTRY, key, len(pointers), words,

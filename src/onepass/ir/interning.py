@@ -6,6 +6,7 @@ compile on another thread).
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import Any
@@ -25,3 +26,12 @@ class Interned(type):
                 found = super().__call__(*args)
                 _table[key] = found
             return found
+
+
+def _after_fork() -> None:
+    """A lock that another thread held when a process was forked would never be given back in the child."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -44,6 +44,7 @@ class KernelSource:
     exact: bool = False  # a product and a sum are never contracted
     matrices: tuple[Matrix, ...] = ()  # handed over as descriptors, after the symbols
     general: str = ""  # the text without them, for pointers that cannot be described
+    aligned: bool = True  # pointers must be on 16 bytes, or another runs
     multiples: tuple[int, ...] = ()  # words after the pointers that must be multiples of MULTIPLE, or another runs
     streams: bool = False  # what descriptors load is read once, and the chip's cache should give it up first
     overlaps: bool = False  # it waits for the kernel before it by itself, and may be started earlier

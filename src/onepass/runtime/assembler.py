@@ -50,12 +50,12 @@ def given_up(ptx: str) -> str:
     return _DECLARED.sub(lambda found: found.group(0) + policy, marked, count=1) if copies else marked
 
 
-def registers_and_spills(ptx: str, target: Target) -> tuple[int, int]:
-    """Registers per thread and bytes spilled, as the assembler says."""
+def registers_and_stack(ptx: str, target: Target) -> tuple[int, int, int]:
+    """Registers per thread, bytes of stack and bytes spilled to it, as the assembler says."""
     said = _run(ptx, target)
-    registers = re.search(r"Used (\d+) registers", said)
-    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
-    return int(registers.group(1)) if registers else 0, max((int(s) for s in spilled), default=0)
+    numbers = (r"Used (\d+) registers", r"(\d+) bytes stack", r"(\d+) bytes spill (?:stores|loads)")
+    registers, stack, spilled = (max(map(int, re.findall(n, said)), default=0) for n in numbers)
+    return registers, stack, spilled
 
 
 def _run(ptx: str, target: Target) -> str:

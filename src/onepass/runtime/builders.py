@@ -42,7 +42,8 @@ class InterpretedBuilder:
 
 @functools.cache
 def prelude_digest() -> str:
-    """Changes with what generated Triton calls, and with what is done to its machine code."""
+    """Changes with what generated Triton calls, and with how machine code is made of it."""
     called = [PRELUDE_FOLDER / f"triton_{name}.py" for name in ("prelude", "hardware", "nvidia")]
-    files = (*called, Path(__file__).with_name("assembler.py"))
+    made_by = [Path(__file__).with_name(f"{name}.py") for name in ("triton_kernels", "triton_stages", "assembler")]
+    files = (*called, *made_by)
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()

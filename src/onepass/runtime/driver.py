@@ -9,10 +9,10 @@ from typing import Any
 
 from ..ir.target import Target
 
-_CUDA = ("libcuda.so.1", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel")
-_HIP = ("libamdhip64.so", "hipModuleLoadData", "hipModuleGetFunction", "hipFuncSetAttribute", "hipModuleLaunchKernel")
-_SHARED_SIZE = 8  # the attribute of both drivers: how much shared memory a launch may ask for
-_FREE_SHARED = 48 << 10  # available without asking
+_CUDA = ("libcuda.so.1", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel")
+_HIP = ("libamdhip64.so", "hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel")
+_SHARED_SIZE = 8  # the attribute: how much shared memory a launch may ask for
+_FREE_SHARED = 48 << 10  # available without asking; HIP gives all there is, and its call takes no function of a module
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Driver:
     @property
     def launch_address(self) -> int:
         """Where the launching function is."""
-        return ctypes.cast(getattr(self.library, self.names[4]), ctypes.c_void_p).value or 0
+        return ctypes.cast(getattr(self.library, self.names[3]), ctypes.c_void_p).value or 0
 
     @property
     def overlap_address(self) -> int:
@@ -50,8 +50,8 @@ class Driver:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call(self.names[1], ctypes.byref(module), binary)
         self._call(self.names[2], ctypes.byref(function), module, entry.encode())
-        if shared > _FREE_SHARED:
-            self._call(self.names[3], function, ctypes.c_int(_SHARED_SIZE), ctypes.c_int(shared))
+        if shared > _FREE_SHARED and self.names is _CUDA:
+            self._call("cuFuncSetAttribute", function, ctypes.c_int(_SHARED_SIZE), ctypes.c_int(shared))
         return function.value or 0
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -6,7 +6,8 @@
 #include <stdarg.h>
 #include <stdint.h>
 
-#define MOST_ARGUMENTS 256
+#define MOST_ARGUMENTS 1024 /* whoever calls cannot pass more */
+#define MOST_PROGRAMS 0x7fffffff
 
 typedef int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                              void **, void **);
@@ -38,6 +39,8 @@ enum { EVEN, ANY_SIZES, ANY_POINTERS, VARIANTS };
 
 #define MOST_MATRICES 16
 #define STARTS_EARLY 6 /* the attribute: may be started while the kernel before it is ending */
+#define INVALID_VALUE 1
+#define WRONG_CONTEXT 201
 
 typedef struct {
   int32_t pointer, type, swizzle, bytes; /* which argument; the driver's element type and swizzle; bytes of an element */
@@ -78,6 +81,7 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
   void *arguments[MOST_ARGUMENTS + 2 + 5 * MOST_MATRICES];
   described_t described[MOST_MATRICES];
   int count = kernel->pointers + kernel->sizes;
+  if (count > MOST_ARGUMENTS) return INVALID_VALUE;
   va_list list;
   va_start(list, kernel);
   for (int k = 0; k < count; ++k) {
@@ -92,10 +96,13 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
   void *stream = va_arg(list, void *);
   va_end(list);
   if (programs <= 0) return 0;
+  if (programs > MOST_PROGRAMS) return INVALID_VALUE; /* more than a grid has: the driver would be given fewer */
   int variant = low & 15 ? ANY_POINTERS : uneven & 7 ? ANY_SIZES : EVEN;
   for (int k = 0; variant != ANY_POINTERS && k < kernel->matrices; ++k) {
     described_t *d = &described[k];
-    if (describe(kernel, k, values[kernel->matrix[k].pointer], d)) {
+    const int error = describe(kernel, k, values[kernel->matrix[k].pointer], d);
+    if (error == WRONG_CONTEXT) return error;
+    if (error) {
       variant = ANY_POINTERS; /* what the driver does not take is read without descriptors */
       count = kernel->pointers + kernel->sizes;
       break;

@@ -22,7 +22,10 @@ def start_launcher() -> Future[Any]:
     with _lock:
         if not _started or (_started[0].done() and _started[0].exception() is not None):
             _started[:] = [Future()]
-            threading.Thread(target=_build, args=(_started[0],), daemon=True).start()
+            try:
+                threading.Thread(target=_build, args=(_started[0],), daemon=True).start()
+            except RuntimeError:  # no more threads to be had
+                _build(_started[0])
         return _started[0]
 
 

@@ -24,13 +24,15 @@ import torch
 from ..errors import KernelBuildError
 from ..ir.source import MULTIPLE, KernelSource
 from ..ir.target import Target
-from .assembler import given_up, registers_and_spills, repaired
+from .assembler import given_up, registers_and_stack, repaired
 from .builders import prelude_digest
+from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
-from .driver import Driver, driver
+from .driver import driver
+from .kernels import build_kernels
 from .launcher import launcher
 from .scratch import scratch_folder
-from .triton_stages import run_stages
+from .triton_stages import Staged, run_stages
 
 EVEN, ANY_SIZES, ANY_POINTERS = range(3)  # the launcher's variants, by what they take
 WRONG_CONTEXT = 201
@@ -38,6 +40,8 @@ WRONG_CONTEXT = 201
 _NEED_DENORMALS = re.compile(
     r"\b(tl\.log2|libdevice\.(log10|pow|fmod|lgamma|atan2|nextafter)|op_(remainder|floordiv))\("
 )
+# Of the memory of matrix units on sm_100; Triton's launcher is what refuses a kernel that asks for more.
+MOST_COLUMNS, COLUMN_BYTES = 512, 512
 _DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
 
 
@@ -54,15 +58,18 @@ class TritonBuilder:
         output.write_bytes(build_binary(source, self.target))
 
     def load(self, path: Path, source: KernelSource) -> TileKernel:
-        return TileKernel(read_binary(path.read_bytes()), source, self.target)
+        return TileKernel(read_binary(path.read_bytes()), source, self, path.is_relative_to(cache_folder()))
 
 
 class TileKernel:
-    """A built kernel. Called with a device's number: what launches it there, and what to do when that fails."""
+    """A built kernel. Called with a device's number: what launches it there, and what to do when that fails.
 
-    def __init__(self, built: Built, source: KernelSource, target: Target) -> None:
+    `kept`: it is in the cache, and so are its variants.
+    """
+
+    def __init__(self, built: Built, source: KernelSource, builder: TritonBuilder, kept: bool) -> None:
         self.built = built
-        self._on_device = functools.cache(functools.partial(_on_device, built, source, target))
+        self._on_device = functools.cache(functools.partial(_on_device, built, source, builder, kept))
 
     def __call__(self, device: int) -> tuple[Callable[..., int], Callable[..., None]]:
         return self._on_device(device)
@@ -91,13 +98,13 @@ def read_binary(data: bytes) -> Built:
         raise OSError(f"not a built kernel: {error}") from error
 
 
-def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> bytes:
+def build_binary(source: KernelSource, target: Target) -> bytes:
     """Compile with Triton for a target that need not be here."""
     triton: Any = _triton()
     try:
         function = _load_module(source).__dict__[source.entry]
         names = function.arg_names
-        attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if aligned else {}
+        attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if source.aligned else {}
         attributes |= {(source.pointers + k,): [["tt.divisibility", MULTIPLE]] for k in source.multiples}
         ast = triton.compiler.ASTSource(
             fn=function, signature=dict(zip(names, source.signature, strict=True)), constexprs={}, attrs=attributes
@@ -117,13 +124,26 @@ def build_binary(source: KernelSource, target: Target, aligned: bool = True) -> 
         raise KernelBuildError(
             f"triton.compile for {target.name}", f"{type(error).__name__}: {error}", str(path)
         ) from error
-    binary, registers, spills = _machine_code(compiled.texts, target)
     facts = compiled.facts
+    _refuse_others(compiled, source)
+    binary, registers, spills = _machine_code(compiled.texts, target)
+    spills += COLUMN_BYTES * max(0, (facts.get("tmem_size") or 0) - MOST_COLUMNS)  # nothing of it would run
     head = {
         "entry": facts["name"], "shared": facts["shared"], "threads": target.warp * facts["num_warps"],
         "registers": registers, "spills": spills, "maps": _maps(facts, len(source.matrices)),
     }  # fmt: skip
     return packed(head, binary)
+
+
+def _refuse_others(compiled: Staged, source: KernelSource) -> None:
+    """KernelBuildError for what `gpu_launcher.c` does not know: beside its own arguments a kernel gets two words, 0."""
+    passed = source.pointers + source.symbols + 5 * len(source.matrices) + 2
+    entry = re.search(r"\.entry\s+\w+\(([^)]*)\)", compiled.texts.get("ptx", ""))
+    taken = entry[1].count(".param") if entry else passed
+    memory = sum(compiled.facts.get(f"{name}_scratch_size") or 0 for name in ("global", "profile"))
+    if taken != passed or memory:
+        reason = f"{taken} arguments and {memory} bytes of memory, {passed} and none are passed"
+        raise KernelBuildError(f"triton.compile of Triton {_triton_version()}", reason, "")
 
 
 def _maps(facts: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -195,9 +215,14 @@ def _machine_code(texts: Mapping[str, Any], target: Target) -> tuple[bytes, int,
     try:
         registers, stack = cubin_resources(binary)
     except ValueError:
-        return binary, *registers_and_spills(ptx, target)
-    # Only the assembler tells spills from other uses of the stack; it takes as long again as building did.
-    return binary, *(registers_and_spills(ptx, target) if stack else (registers, 0))
+        registers, _, spills = registers_and_stack(ptx, target)
+        return binary, registers, spills
+    if not stack:
+        return binary, registers, 0
+    # Only the assembler tells spills from other uses of the stack; it takes as long again as building did. Triton may
+    # have asked it for more than we do: then what is on this stack and not on that one is spilled.
+    _, others, spills = registers_and_stack(ptx, target)
+    return binary, registers, spills or max(0, stack - others)
 
 
 # --- launching ---
@@ -232,10 +257,10 @@ def _described(built: Built, source: KernelSource) -> Any:
 
 
 def _on_device(
-    built: Built, source: KernelSource, target: Target, device: int
+    built: Built, source: KernelSource, builder: TritonBuilder, kept: bool, device: int
 ) -> tuple[Callable[..., int], Callable[..., None]]:
     """What launches the kernel on a device, and what to call with the same arguments where that returned an error."""
-    gpu = driver(target)
+    gpu = driver(builder.target)
     with torch.cuda.device(device):
         gpu.bind(device)
         function = gpu.load(built.binary, built.entry, built.shared)
@@ -252,11 +277,14 @@ def _on_device(
     def recover(*arguments: int) -> None:
         with lock, torch.cuda.device(device):
             status = launch(*arguments)
-            if status in (-ANY_SIZES, -ANY_POINTERS):
-                _build_variant(kernel, -status, source, target, gpu)
-                status = launch(*arguments)
-            if status == WRONG_CONTEXT:
+            if status in (WRONG_CONTEXT, -ANY_SIZES, -ANY_POINTERS):  # a thread that only launches has no context
                 gpu.bind(device)
+                status = launch(*arguments)
+            if status in (-ANY_SIZES, -ANY_POINTERS):
+                (found,) = build_kernels([variant_of(source, -status)], builder, default_cache() if kept else None)
+                other: Built = found.function.built  # type: ignore[attr-defined]
+                kernel.shared[-status] = other.shared
+                kernel.function[-status] = gpu.load(other.binary, other.entry, other.shared)
                 status = launch(*arguments)
         if status:
             raise RuntimeError(f"onepass: launching {source.name} failed with driver error {status}")
@@ -264,15 +292,13 @@ def _on_device(
     return launch, recover
 
 
-def _build_variant(kernel: _Kernel, variant: int, source: KernelSource, target: Target, gpu: Driver) -> None:
-    """A variant that assumes less of its arguments."""
-    wanted = replace(source, multiples=())
-    if variant == ANY_POINTERS:
-        arguments = source.signature[: source.pointers + source.symbols]
-        wanted = replace(wanted, text=source.general or source.text, matrices=(), signature=arguments)
-    built = read_binary(build_binary(wanted, target, aligned=variant != ANY_POINTERS))
-    kernel.shared[variant] = built.shared
-    kernel.function[variant] = gpu.load(built.binary, built.entry, built.shared)
+def variant_of(source: KernelSource, variant: int) -> KernelSource:
+    """The same kernel, which assumes less of its arguments."""
+    other = replace(source, key=f"{source.key}_{variant}", multiples=())
+    if variant != ANY_POINTERS:
+        return other
+    arguments = source.signature[: source.pointers + source.symbols]
+    return replace(other, text=source.general or source.text, matrices=(), signature=arguments, aligned=False)
 
 
 def _launcher(pointers: int, sizes: int) -> Callable[..., int]:

@@ -6,6 +6,7 @@ as text to a cache of its own; a kernel that comes here is known to be new, and 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,3 +51,12 @@ def run_stages(function: Any, target: Any, options: dict[str, Any], edits: Edits
         if isinstance(module, str | bytes):
             texts[name] = module
     return Staged(texts, facts)
+
+
+def _after_fork() -> None:
+    """Whoever was reading is not in the child."""
+    global _reading
+    _reading = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
