@@ -5,7 +5,7 @@ Sizes with symbols are priced at the symbols' hints: profit may guess, legality 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
@@ -89,3 +89,16 @@ def tile_elements(axes: Iterable[Axis]) -> int:
     for a in axes:
         count *= power_above(a.extent.constant)
     return count
+
+
+def is_dense(shape: Sequence[Poly], strides: Sequence[Poly]) -> bool:
+    """Strides are those of some permutation of a contiguous tensor: no two elements share a place."""
+    dims = [(st, sz) for sz, st in zip(shape, strides, strict=True) if sz.constant != 1]
+    expected = Poly.ONE
+    while dims:
+        match = next((d for d in dims if d[0] is expected), None)
+        if match is None:
+            return False
+        dims.remove(match)
+        expected = expected * match[1]
+    return True

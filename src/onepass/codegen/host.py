@@ -120,7 +120,8 @@ class _Uses:
 
 
 def _find_uses(program: Program, plan: FusionPlan, events: list[Event]) -> _Uses:
-    uses = _Uses(plan.in_place)
+    changed = {s.result: s.overwrites for s in plan.steps if isinstance(s, Extern) and isinstance(s.result, Buffer)}
+    uses = _Uses(plan.in_place | {result: given for result, given in changed.items() if given is not None})
     for thing in program.inputs:
         if not isinstance(thing, Symbol):
             uses.last[thing] = -1
@@ -144,7 +145,10 @@ def _touched(event: Event, uses: _Uses) -> Iterator[Thing]:
                 uses.laid_out.add(uses.of(buffer))
                 yield uses.of(buffer)
         case Extern():
-            for thing in (event.result, *_in_tree((event.args, event.kwargs), uses)):
+            if event.overwrites is not None:
+                uses.written.add(event.overwrites)
+                uses.laid_out.add(event.overwrites)
+            for thing in _in_tree((event.result, event.args, event.kwargs), uses):
                 uses.escaping.add(thing)
                 yield thing
         case _:
@@ -335,6 +339,10 @@ class _Emitter:
         args = tuple(self.tree(a) for a in extern.args)
         kwargs = {k: self.tree(v) for k, v in extern.kwargs.items()}
         result = extern.result
+        if extern.overwrites is not None:
+            self.instructions.append(Call(f"x{self._hosts}", target, args, kwargs))
+            self._hosts += 1
+            return
         if isinstance(result, Buffer):
             self._names[result] = f"b{self._buffers}"
             self._buffers += 1

@@ -97,9 +97,11 @@ def _define_bytes(define: Define) -> int:
 
 def _extern_record(step: Extern) -> ExternRecord:
     used = {v.buffer for v in _views((step.args, step.kwargs))}
-    if isinstance(step.result, Buffer):
-        used.add(step.result)
-    moved = sum(storage_bytes(b) for b in used)
+    if step.overwrites is not None:  # what is written of it is one of the others, read
+        used -= {step.args[0].buffer}
+        moved = 2 * sum(storage_bytes(b) for b in used)
+    else:
+        moved = sum(storage_bytes(b) for b in used | ({step.result} if isinstance(step.result, Buffer) else set()))
     return ExternRecord(step.origin.node, step.origin.op, step.why, step.origin.line, moved)
 
 

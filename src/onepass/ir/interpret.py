@@ -37,7 +37,8 @@ def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
             case Extern():
                 call_args = _resolve(statement.args, values, sizes)
                 call_kwargs = _resolve(statement.kwargs, values, sizes)
-                values[statement.result] = statement.target(*call_args, **call_kwargs)
+                made = statement.target(*call_args, **call_kwargs)
+                values[statement.result] = made if statement.overwrites is None else values[statement.overwrites]
             case Update():
                 updates.append((values[statement.target], values[statement.source]))
     outputs = [_resolve(o, values, sizes) for o in program.outputs]

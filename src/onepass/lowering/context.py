@@ -192,9 +192,10 @@ class Context:
         why: str,
         ordered: bool,
         contraction: Define | None = None,
+        overwrites: Buffer | None = None,
     ) -> None:
         """Record a call that runs as eager would."""
-        self.statements.append(Extern(result, target, args, kwargs, self.origin, why, ordered, contraction))
+        self.statements.append(Extern(result, target, args, kwargs, self.origin, why, ordered, contraction, overwrites))
 
     # views on the host
 

@@ -26,6 +26,7 @@ from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
 from .origins import origin_of
+from .overwrites import find_overwrites
 from .promotion import literal
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
@@ -70,6 +71,8 @@ class _Lowering:
         self.inputs: list[Buffer | HostValue | Symbol] = []
         self.outputs: tuple[Any, ...] = ()
         self.updates: list[Update] = []
+        self.overwritten: dict[Buffer, Buffer] = {}  # a state of an input that was changed in place -> the input
+        self.overwrites = find_overwrites(graph_module.graph, self.ctx.meta)  # nodes that change an input in place
         self.relaid: dict[Node, TensorMeta] = {}  # outputs whose layout is eager's instead of the promised one
         self.sources: dict[Symbol, tuple[Buffer, int]] = {}
 
@@ -168,6 +171,8 @@ class _Lowering:
             return args[0][args[1]]
         if target is aten.copy_.default and isinstance(args[0], Ref):
             return self.update(node, args[0], args[1])
+        if node in self.overwrites:
+            return self.overwrite(node)
         if _is_size_arithmetic(target):
             size = self.size_result(node)
             if size is not None:
@@ -289,9 +294,35 @@ class _Lowering:
 
     # mutation and outputs
 
+    def overwrite(self, node: Node) -> Ref:
+        """Change an input in place. What is written there and is itself a part of the input is copied before."""
+        first, change = node.args[0], self.overwrites[node]
+        assert isinstance(first, Node)
+        state: Ref = self.values[first]
+        if not change.changes:
+            return state
+        given = self.overwritten.get(state.buffer, state.buffer)
+        place = self.ctx.as_view(self.values[change.place], self.ctx.meta(change.place.meta["val"]))
+
+        def apart(other: Node) -> Any:
+            value, meta = self.values[other], other.meta.get("val")
+            if isinstance(value, Ref) and self.overwritten.get(value.buffer, value.buffer) is given:
+                value = self.ctx.copy_of(value, self.ctx.meta(meta))
+            return self.view_of(value, meta)
+
+        args, kwargs = torch.fx.node.map_arg((change.args, change.kwargs), apart)
+        buffer = self.ctx.new_buffer(self.ctx.meta(node.meta["val"]))
+        why = "only what changes is written, into the input itself"
+        self.ctx.extern(buffer, change.operation, (place, *args), kwargs, why, True, overwrites=given)
+        self.overwritten[buffer] = given
+        return whole(buffer)
+
     def update(self, node: Node, target: Ref, source: Any) -> Any:
         """`copy_` into an input: at the end of the program it holds `source`."""
         buffer = target.buffer
+        if node.args[1] in self.overwrites:
+            self.values[node.args[0]] = source
+            return source
         if not (buffer in self.inputs and target.is_whole) or isinstance(source, HostValue):
             return self.extern(node, "a mutation of something that is not an input")
         meta = _own_meta(target)

@@ -47,6 +47,7 @@ def _peak(program: Program, steps: Iterable[Step]) -> int:
     kept = {b for b in things(program.outputs) if isinstance(b, Buffer)}
     last = {b: k for k, (made, used) in enumerate(steps) for b in (*made, *used)}
     given = {b for b in program.inputs if isinstance(b, Buffer)}
+    given |= {e.result for e in program.externs() if isinstance(e.result, Buffer) and e.overwrites is not None}
     dying: dict[int, list[Buffer]] = {}
     for b, k in last.items():
         if b not in kept and b not in given:

@@ -6,11 +6,10 @@ the very index that is written. Anything else keeps its own buffer and is copied
 
 from __future__ import annotations
 
-from ..analysis.access import storage_bytes
+from ..analysis.access import is_dense, storage_bytes
 from ..analysis.inline import identity_index, loaded, reductions
 from ..ir.expr import Load, postorder
 from ..ir.plan import Decision, Group
-from ..ir.poly import Poly
 from ..ir.program import Buffer, Extern, Program, Update
 from .groups import things
 
@@ -48,7 +47,7 @@ def _obstacle(
         return "the value already overwrites another input"
     if source.shape != target.shape or source.dtype is not target.dtype or source.strides != target.strides:
         return "the value has another layout"
-    if not _dense(target):
+    if not is_dense(target.shape, target.strides):
         return "the input's elements may overlap"
     writer = next(
         (k for k, s in enumerate(steps) if isinstance(s, Group) and any(x.buffer is source for x in s.stores)), None
@@ -79,16 +78,3 @@ def _reads(step: Group | Extern, buffer: Buffer) -> bool:
     if isinstance(step, Extern):
         return any(t is buffer for t in things((step.args, step.kwargs)))
     return any(buffer in loaded(s.value) for s in step.stores)
-
-
-def _dense(buffer: Buffer) -> bool:
-    """Strides are those of some permutation of a contiguous tensor: no two elements share a place."""
-    dims = [(st, sz) for sz, st in zip(buffer.shape, buffer.strides, strict=True) if sz.constant != 1]
-    expected = Poly.ONE
-    while dims:
-        match = next((d for d in dims if d[0] is expected), None)
-        if match is None:
-            return False
-        dims.remove(match)
-        expected = expected * match[1]
-    return True
