@@ -36,9 +36,9 @@ def factor(e: Expr, r: Expr) -> Expr | None:
         case "div":
             return _combined("sub", factor(e.args[0], r), factor(e.args[1], r))
         case "where":
-            condition, a, b = e.args
-            zero = isinstance(b, Const) and b.value == 0
-            return factor(a, r) if zero and not _uses(condition, r) else None
+            condition, *sides = e.args
+            chosen = next((b for a, b in (sides, sides[::-1]) if _is_zero(a)), None)
+            return factor(chosen, r) if chosen is not None and not _uses(condition, r) else None
         case "cast" | "widen" | "narrow" if e.args[0].dtype.is_float:
             return factor(e.args[0], r)
     return None
@@ -70,11 +70,8 @@ def shift(e: Expr, r: Expr) -> Expr | None:
 
 
 def _is_function(e: Expr, r: Expr) -> bool:
-    """Whether it is a choice made of r alone (0 where r is infinite, as logsumexp has it)."""
-    if not isinstance(e, Pointwise) or e.op != "where":
-        return False
-    leaves = [x for x in postorder([e], into_reductions=False) if not x.children or x is r]
-    return r in leaves and all(x is r or isinstance(x, Const | Reduce) for x in leaves)
+    """Whether it is a choice made of r and of what it has for every r (0 where r is infinite, as logsumexp has it)."""
+    return isinstance(e, Pointwise) and e.op in ("where", "maximum", "minimum") and _uses(e, r) and e.axes <= r.axes
 
 
 def _combined(op: str, a: Expr | None, b: Expr | None) -> Expr | None:
@@ -96,9 +93,10 @@ def _uses(e: Expr, r: Expr) -> bool:
 def holds(e: Expr, r: Expr, h: Expr) -> bool:
     """The rewrite on random numbers in float64: e(x, new) == e(x, old) * exp(h(new) - h(old))."""
     draw = random.Random(0)
+    made = [r, *(x for x in postorder([e], into_reductions=False) if _is_function(x, r))]
     for _ in range(SAMPLES):
         others: dict[Expr, float] = {}
-        old, new = ({r: draw.uniform(low, low + 2.0)} for low in (2.0, 4.0))
+        old, new = ({x: draw.uniform(low, low + 2.0) for x in made} for low in (2.0, 4.0))
         values = [_number(x, known, others, draw) for known in (old, new) for x in (e, h)]
         if any(_uses(x, r) for x in others):
             return False

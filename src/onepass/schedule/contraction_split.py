@@ -13,7 +13,7 @@ from ..analysis.contraction import Contraction
 from ..analysis.nest import Nest, NestStore
 from ..analysis.passes import passes, shares_out
 from ..analysis.rows import RowContraction
-from ..ir.expr import Expr, Load, Part, Reduce, pointwise, rewrite
+from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite
 from ..ir.kernel import ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Origin, contiguous_strides
@@ -121,6 +121,7 @@ def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, list[Buffer]]) 
         top = one.level[0]
         (own,), (reference,) = states(r, after.poly()), states(top, after.poly())
         moved = carried(Part(top, 0), h, whole[Part(top, 0)], reference)
+        moved = pointwise("where", pointwise("eq", whole[Part(top, 0)], reference), const(1.0, moved.dtype), moved)
         whole[Part(r, 0)] = Part(Reduce("sum", (pointwise("mul", own, moved),), (after,)), 0)
     for r in _beside(c):
         whole |= {Part(r, k): value for k, value in enumerate(states(r, Poly.ZERO))}

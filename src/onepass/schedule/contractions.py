@@ -332,16 +332,16 @@ class ContractionScheduler:
     def _ranges(self, first: list[_Running], second: list[_Running]) -> list[Range]:
         """Outside of what every term is its reduction's identity: -inf of a maximum, zero of sums.
 
-        A maximum is not swept with others of its level; sums alone that wait for nothing, where products are spared.
+        Sums that no maximum leads are asked where products are spared, and as long as they wait for nothing.
         """
-        leading = len(first) == 1 and first[0].reduce.monoid == "max"
+        sums = [r for r in first if r.reduce.monoid == "sum"]
         done = {r for scope in self.builder.scopes for r in scope.parts}
-        waiting = any(r in done for running in first for r in direct_reductions(running.inputs))
-        summing = bool(self.c.inner) and all(r.reduce.monoid == "sum" for r in first) and not waiting
-        if self._passing() or not (leading or summing):
+        waiting = any(r in done for running in sums for r in direct_reductions(running.inputs))
+        known = all(r.reduce.monoid in ("max", "sum") for r in first)
+        if self._passing() or not known or (sums and (waiting or not self.c.inner)):
             return [()]
         swept = Axis(f"{self.c.swept.name}c", self.c.swept.extent)
-        counts = some(needed(r.inputs[0], r.reduce.monoid, leading) for r in (*first, *second))
+        counts = some(needed(r.inputs[0], r.reduce.monoid, r not in sums) for r in (*first, *second))
         return find_ranges(counts, self.axis(self.c.rows, ROW), swept, self.first_row, self.tiles.rows)
 
     def _loop(
