@@ -71,6 +71,80 @@ def test_fully_masked_rows(function: Callable[..., Tensor]) -> None:
     judge(interpreted(function), function, *half(), mask)
 
 
+def chosen(p: Tensor, seen: Tensor) -> Tensor:
+    return torch.where(seen, p, 0.0)
+
+
+def zero_filled(p: Tensor, seen: Tensor) -> Tensor:
+    return p.masked_fill(~seen, 0.0)
+
+
+def chosen_by_row(p: Tensor, seen: Tensor) -> Tensor:
+    return torch.where(seen.any(-1, keepdim=True), p, 0.0)
+
+
+def chosen_too_often(p: Tensor, seen: Tensor) -> Tensor:
+    """Of a row without any score, too."""
+    return torch.where(seen | (torch.arange(seen.shape[-1], device=seen.device) < 3), p, 0.0)
+
+
+def after(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, weights: Callable[..., Tensor]) -> Tensor:
+    p = scores(q, k).masked_fill(~seen, -INFINITY).softmax(-1)
+    return weights(p, seen) @ v
+
+
+@pytest.mark.parametrize("weights", [chosen, zero_filled, chosen_by_row, chosen_too_often])
+@pytest.mark.parametrize(("rows", "keys"), [(70, 70), (7, 600)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_weights_of_fully_masked_rows(weights: Callable[..., Tensor], rows: int, keys: int, dtype: torch.dtype) -> None:
+    """Zero where they are chosen to be, NaN where they are not: whatever the sum is that divides them."""
+
+    def loaded(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return after(q, k, v, seen, weights)
+
+    def by_position(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return after(q, k, v, distance(q @ k.mT) >= 5, weights)
+
+    tensors = heads(1, 2, rows, 16, dtype=dtype, keys=keys)()
+    seen = torch.rand(rows, keys) < 0.7
+    seen[3] = False
+    judge(interpreted(loaded), loaded, *tensors, seen)
+    judge(interpreted(by_position), by_position, *tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weights", [chosen, zero_filled])
+def test_choosing_weights_takes_no_sweep_more(weights: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return after(q, k, v, lower(q @ k.mT), weights)
+
+    q, k, v = heads(4, 16, 512, 64, dtype=dtype)()
+    (kernel,) = explained(function, q, k, v).kernels
+    (bare,) = explained(causal, q, k, v).kernels
+    assert kernel.source.count("for i") == bare.source.count("for i") == 2  # without the mask, and with it
+
+
+def with_a_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    s = scores(q, k)
+    s, sink = s.masked_fill(distance(s) < 5, -INFINITY).float(), sink.float()
+    top = torch.maximum(s.amax(-1, keepdim=True), sink)
+    e = torch.exp(s - top)
+    return (e / (e.sum(-1, keepdim=True) + torch.exp(sink - top))).to(v.dtype) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("rows", "keys"), [(150, 150), (3, 600)])
+def test_a_sink_beside_the_maximum(rows: int, keys: int, dtype: torch.dtype) -> None:
+    """One sweep: what the maximum is compared with is the same for all terms. Rows that see nothing are zero."""
+    tensors = heads(1, 2, rows, 16, dtype=dtype, keys=keys)()
+    for size in (1.0, -40.0, -INFINITY):
+        judge(interpreted(with_a_sink), with_a_sink, *tensors, (torch.randn(2, 1, 1) + size).to(dtype))
+    wide = heads(4, 16, 512, 64, dtype=dtype)()
+    if dtype is not torch.float32:
+        (kernel,) = explained(with_a_sink, *wide, torch.randn(16, 1, 1).to(dtype)).kernels
+        assert kernel.source.count("for i") == 2
+
+
 @pytest.mark.parametrize("worst", [-INFINITY, torch.finfo(torch.float16).min])
 def test_fully_masked_rows_by_position(worst: float) -> None:
     """The bound of a sweep must not skip blocks where masked scores still count."""

@@ -80,6 +80,58 @@ def test_an_operand_that_only_its_scale_brings_into_range(size: float, scale: fl
     right(lambda x, w: torch.relu((x * scale).to(w.dtype) @ w), size * torch.randn(40, 64), torch.randn(64, 48).half())
 
 
+def by_the_largest_that_is_seen(s: Tensor, v: Tensor) -> Tensor:
+    """The others may be larger."""
+    later = torch.arange(s.shape[-1])[None, :] > torch.arange(s.shape[-2])[:, None]
+    e = torch.exp(s - s.masked_fill(later, -torch.inf).amax(-1, keepdim=True))
+    return (e / e.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
+def by_exponentials_times(number: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def weights(s: Tensor, v: Tensor) -> Tensor:
+        e = torch.exp(s - s.amax(-1, keepdim=True) + number)
+        return (e / e.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+    return weights
+
+
+def without_the_first(s: Tensor, v: Tensor) -> Tensor:
+    """What is left is small until it is divided by its own sum."""
+    others = torch.arange(s.shape[-1]) > 0
+    p = torch.where(others, (s + 20 * ~others).softmax(-1), 0.0)
+    return (p / p.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
+def with_a_sink(s: Tensor, v: Tensor) -> Tensor:
+    """Most of the weight is nobody's."""
+    top = s.amax(-1, keepdim=True).clamp(min=12.0)
+    e = torch.exp(s - top)
+    return (e / (e.sum(-1, keepdim=True) + torch.exp(12.0 - top))).to(v.dtype) @ (v * 1000)
+
+
+def with_a_sink_left_out(s: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(s - s.amax(-1, keepdim=True).clamp(min=30.0))
+    return (e / e.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        by_the_largest_that_is_seen,
+        by_exponentials_times(20.0),
+        by_exponentials_times(-30.0),
+        without_the_first,
+        with_a_sink,
+        with_a_sink_left_out,
+    ],
+)
+def test_weights_that_only_their_sum_brings_into_range(weights: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    """The largest exponential is 1 only where the maximum is of these scores, and of all of them."""
+    q, k, v = (torch.randn(1, 2, 70, 16).to(dtype) for _ in range(3))
+    right(lambda q, k, v: weights(scores(q, k) * 6, v), q, k, v)
+
+
 def test_softmax_itself_is_one_sweep() -> None:
     q, k, v = (torch.randn(4, 16, 256, 64, dtype=torch.float16) for _ in range(3))
     e = onepass.explain(

@@ -38,9 +38,9 @@ def factor(e: Expr, r: Expr, axis: Axis) -> Expr | None:
         case "div":
             return _combined("sub", factor(e.args[0], r, axis), factor(e.args[1], r, axis))
         case "where":
-            condition, a, b = e.args
-            zero = isinstance(b, Const) and b.value == 0
-            return factor(a, r, axis) if zero and not _uses(condition, r) else None
+            condition, *sides = e.args
+            chosen = next((b for a, b in (sides, sides[::-1]) if _is_zero(a)), None)
+            return factor(chosen, r, axis) if chosen is not None and not _uses(condition, r) else None
         case "cast" | "widen" | "narrow" if e.args[0].dtype.is_float:
             return factor(e.args[0], r, axis)
     return None

@@ -29,17 +29,18 @@ class Pass:
     carried: dict[Reduce, Expr]
 
     @property
-    def leads(self) -> bool:
-        """Whether it has a maximum that everything else waits for."""
-        return len(self.level) == 1 and self.level[0].monoid == "max"
+    def sums(self) -> tuple[Reduce, ...]:
+        """Those that no maximum leads."""
+        return tuple(r for r in self.level if r.monoid == "sum")
 
     def skips(self, c: Contraction) -> bool:
         """Whether steps without any term that counts are passed over.
 
-        A maximum is not swept with others of its level; sums alone that wait for nothing, where products are spared.
+        Sums that no maximum leads are asked where products are spared, and as long as they wait for nothing.
         """
-        waiting = any(c.nest.sweeps(r, c.swept) for s in self.level for r in direct_reductions(s.inputs))
-        return self.leads or (bool(c.inner) and all(r.monoid == "sum" for r in self.level) and not waiting)
+        waiting = any(c.nest.sweeps(r, c.swept) for s in self.sums for r in direct_reductions(s.inputs))
+        known = all(r.monoid in ("max", "sum") for r in self.level)
+        return known and not (self.sums and (waiting or not c.inner))
 
 
 def passes(c: Contraction) -> list[Pass]:
@@ -68,7 +69,7 @@ def visited(c: Contraction, lanes: int) -> float:
     visits: list[int] = []
     for one in found:
         terms = {r: substitute_axes(r.inputs[0], {r.over[0]: c.swept.poly()}) for r in (*one.level, *one.carried)}
-        counts = some(needed(term, r.monoid, one.leads) for r, term in terms.items())
+        counts = some(needed(term, r.monoid, r not in one.sums) for r, term in terms.items())
         for k in range(SAMPLES):
             visits.append(_length(find_ranges(counts, c.rows, c.swept, Poly.of(k * rows // SAMPLES), lanes), length))
     return sum(visits) / max(1, len(visits) * length)

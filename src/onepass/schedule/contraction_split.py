@@ -13,7 +13,7 @@ from ..analysis.contraction import Contraction
 from ..analysis.nest import Nest, NestStore
 from ..analysis.passes import passes, shares_out
 from ..analysis.rows import RowContraction
-from ..ir.expr import Expr, Load, Part, Reduce, pointwise, rewrite
+from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, const, pointwise, postorder, rewrite
 from ..ir.kernel import ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Origin, contiguous_strides
@@ -117,10 +117,15 @@ def _merged(c: Contraction, chunk: Axis, workspace: dict[Reduce, list[Buffer]]) 
         return Reduce("welford_merge" if r.monoid == "welford" else r.monoid, states(r, over.poly()), (over,))
 
     whole: dict[Expr, Expr] = {Part(r, k): Part(merge(r), k) for r in one.level for k in range(len(workspace[r]))}
+    results = postorder([s.value for s in c.nest.stores], into_reductions=False)
+    chooses = any(isinstance(e, Pointwise) and e.op == "where" for e in results)
     for r, h in one.carried.items():
         top = one.level[0]
         (own,), (reference,) = states(r, after.poly()), states(top, after.poly())
         moved = carried(Part(top, 0), h, whole[Part(top, 0)], reference)
+        if chooses:  # a number even of rows without any term: -inf meets no -inf
+            still = pointwise("eq", whole[Part(top, 0)], reference)
+            moved = pointwise("where", still, const(1.0, moved.dtype), moved)
         whole[Part(r, 0)] = Part(Reduce("sum", (pointwise("mul", own, moved),), (after,)), 0)
     for r in _beside(c):
         whole |= {Part(r, k): value for k, value in enumerate(states(r, Poly.ZERO))}

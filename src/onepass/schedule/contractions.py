@@ -335,7 +335,8 @@ class ContractionScheduler:
         if self._passing() or not one.skips(self.c):
             return [()]
         swept = Axis(f"{self.c.swept.name}c", self.c.swept.extent)
-        counts = some(needed(r.inputs[0], r.reduce.monoid, one.leads) for r in running)
+        unled = {self.oriented(r) for r in one.sums}
+        counts = some(needed(r.inputs[0], r.reduce.monoid, r.reduce not in unled) for r in running)
         return find_ranges(counts, self.axis(self.c.rows, ROW), swept, self.first_row, self.tiles.rows)
 
     def _loop(
