@@ -161,6 +161,40 @@ def test_old_values_stay_where_they_are_read(step: Step) -> None:
     assert all("into the input itself" not in e.why for record in records for e in record.externs)
 
 
+def rows_added(cache: Tensor, new: Tensor, at: Tensor) -> Tensor:
+    """Zeros that nobody else has."""
+    return torch.zeros_like(cache).index_add(1, at, new) * 2
+
+
+def rows_of_a_sum(cache: Tensor, new: Tensor, at: Tensor) -> Tensor:
+    return (cache + 1).index_copy(1, at, new)
+
+
+def zeros_of_two(cache: Tensor, new: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+    """Equal tensors are made once, and each has readers of its own."""
+    first, second = torch.zeros_like(cache), torch.zeros_like(cache)
+    return first.index_add(1, at, new), second + 1, second.index_copy(1, at, new * 2)
+
+
+def read_afterwards(cache: Tensor, new: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+    base = cache * 2
+    return base.index_copy(1, at, new), base.sum(1)
+
+
+OWN: dict[Step, bool] = {rows_added: True, rows_of_a_sum: True, zeros_of_two: False, read_afterwards: False}
+
+
+@pytest.mark.parametrize("step", OWN)
+def test_tensors_of_the_graph(step: Step) -> None:
+    """Changed in place if a kernel made them for that alone."""
+    inputs = drawn()
+    with record_compilations() as records:
+        run = compiled(step)
+        compare(*(execute(f, fresh(inputs), gradients=False) for f in (run, step)), None)
+    calls = [e for record in records for e in record.externs if "index_" in e.op]
+    assert calls and all((e.bytes_moved < inputs[0].nbytes) == OWN[step] for e in calls)
+
+
 def test_a_position_that_changes() -> None:
     """Compiled once for every position."""
 

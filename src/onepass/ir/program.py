@@ -96,7 +96,7 @@ class Extern:
     why: str
     ordered: bool = False  # keeps program order with other ordered externs (side effects, RNG)
     contraction: Define | None = None  # the same result as a sum of products, for kernels that can do it
-    overwrites: Buffer | None = None  # an input: the result is that tensor, of which the call changes a part
+    overwrites: Buffer | None = None  # the result is that tensor, of which the call changes a part
 
 
 @dataclass(frozen=True, slots=True, eq=False)

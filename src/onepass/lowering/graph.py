@@ -26,7 +26,7 @@ from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
 from .origins import origin_of
-from .overwrites import find_overwrites
+from .overwrites import change_own, find_overwrites
 from .promotion import literal
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
@@ -91,7 +91,7 @@ class _Lowering:
                 case _:
                     raise Unsupported(f"an FX node of kind {node.op}")
         shared = share_welford(self.ctx.statements, self.ctx.means)
-        statements = _live([*shared, *self.updates], self.outputs)
+        statements = change_own(_live([*shared, *self.updates], self.outputs), self.outputs)
         given = {i for i in self.inputs if isinstance(i, Symbol)}
         sources = {s: at for s, at in self.sources.items() if s not in given}
         return Program(tuple(self.inputs), tuple(statements), self.outputs, sources)

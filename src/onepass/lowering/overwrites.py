@@ -2,13 +2,14 @@
 
 A graph has no mutation: `cache[:, :, i] = k` is a changed copy of all of the cache, and a `copy_` of all of it into the
 input at the end. Where nothing reads the old values any more, the operation in place on the input is the same, and only
-what changes moves.
+what changes moves. So it is for tensors that the graph itself makes (zeros to which rows are added).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ..analysis.access import estimate, is_dense
+from ..ir.expr import Load, postorder
 from ..ir.poly import product
+from ..ir.program import Buffer, Define, Extern, Statement, Update, View, leaves
 from .registry import Unsupported
 from .torch_private import OpOverload, storage_key
 from .values import TensorMeta
@@ -24,8 +27,8 @@ from .values import TensorMeta
 aten = torch.ops.aten
 FEW = 8  # times as large as what changes an input is, for which a kernel would do
 LARGE = 1 << 20  # bytes: below, a launch takes longer than writing all of it
-_LIBRARY = frozenset(
-    ("index_put", "index_copy", "index_add", "index_fill", "index_reduce", "scatter_add", "scatter_reduce")
+_CHANGES = frozenset(
+    ("index_put", "index_copy", "index_add", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce")
 )
 _VIEWS = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
 Metas = Callable[[torch.Tensor], TensorMeta]
@@ -84,16 +87,23 @@ def _change(node: Node, meta: Metas, whole: TensorMeta) -> Overwrite | None:
         return None
     if target in _VIEWS:
         return _part(node, meta, whole)
-    if not isinstance(target, OpOverload) or target.namespace != "aten":
-        return None
-    name = target._schema.name.removeprefix("aten::").removeprefix("_unsafe_")
-    if name == "scatter":  # a kernel does, too, if one element of every line changes
+    if target in (aten.scatter.src, aten.scatter.value):  # a kernel does, too, if one element of every line changes
         index = node.args[2]
         wanted = isinstance(index, Node) and _is_few(meta(index.meta["val"]), whole)
     else:
-        wanted = name in _LIBRARY and not (name == "index_put" and _is_masked(node))
-    operation = getattr(getattr(aten, f"{name}_", None), target._overloadname, None) if wanted else None
+        wanted = not (target in (aten.index_put.default, aten._unsafe_index_put.default) and _is_masked(node))
+    operation = _in_place(target) if wanted else None
     return None if operation is None else Overwrite(node.args[0], operation, node.args[1:], dict(node.kwargs))
+
+
+def _in_place(target: Any) -> Callable[..., Any] | None:
+    """The operation that does to its first argument what another does to a copy of it."""
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return None
+    name = target._schema.name.removeprefix("aten::").removeprefix("_unsafe_")
+    packet = getattr(aten, f"{name}_", None) if name in _CHANGES else None
+    found: Callable[..., Any] | None = getattr(packet, target._overloadname, None)
+    return found
 
 
 def _part(node: Node, meta: Metas, whole: TensorMeta) -> Overwrite | None:
@@ -156,3 +166,35 @@ def _is_returned(node: Node) -> bool:
     key = storage_key(node.meta["val"])
     returned: Iterable[Any] = (n.meta.get("val") for n in output.all_input_nodes)
     return any(isinstance(v, torch.Tensor) and storage_key(v) == key for v in returned)
+
+
+# --- tensors of the graph ---
+
+
+def change_own(statements: Iterable[Statement], outputs: Iterable[Any]) -> list[Statement]:
+    """Calls that change a copy of what kernels make for them alone change that instead."""
+    statements = list(statements)
+    made = {s.buffer for s in statements if isinstance(s, Define)}
+    reads = Counter(b for s in statements for b in _reads(s))
+    reads.update(v.buffer for v in leaves(tuple(outputs)) if isinstance(v, View))
+    return [_changing(s, made, reads) if isinstance(s, Extern) else s for s in statements]
+
+
+def _reads(statement: Statement) -> Iterable[Buffer]:
+    match statement:
+        case Define():
+            return {e.buffer for e in postorder([statement.value]) if isinstance(e, Load)}
+        case Update():
+            return (statement.source,)
+    return (v.buffer for v in leaves((statement.args, statement.kwargs)) if isinstance(v, View))
+
+
+def _changing(extern: Extern, made: set[Buffer], reads: Counter[Buffer]) -> Extern:
+    first, operation = extern.args[0] if extern.args else None, _in_place(extern.target)
+    if operation is None or not isinstance(first, View) or not isinstance(extern.result, Buffer):
+        return extern
+    old, new = first.buffer, extern.result
+    same = (old.shape, old.strides, old.dtype, old.device) == (new.shape, new.strides, new.dtype, new.device)
+    if not same or old not in made or reads[old] != 1 or not first.is_whole or not is_dense(old.shape, old.strides):
+        return extern
+    return replace(extern, target=operation, overwrites=old)
