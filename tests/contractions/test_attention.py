@@ -51,6 +51,31 @@ def test_inside_a_layer() -> None:
     judge(interpreted(layer), layer, *arguments)
 
 
+def in_front(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = x.permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def in_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (t.transpose(1, 2) for t in x.flatten(2).view(*x.shape[:2], -1, x.shape[-1]).chunk(3, 2))
+    return q, k, v
+
+
+@pytest.mark.parametrize("unpacked", [in_front, in_parts])
+def test_two_results_of_packed_inputs(unpacked: Callable[..., tuple[Tensor, ...]]) -> None:
+    """One kernel without a copy: queries, keys and values of one buffer are told apart by where they start in it."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = unpacked(x)
+        s = (q @ k.mT * 0.1).float()
+        total = torch.logsumexp(s, -1, keepdim=True)
+        return torch.exp(s - total).to(v.dtype) @ v, total.squeeze(-1)
+
+    e = explained(function, torch.randn(2, 512, 3, 4, 64).half())
+    assert len(e.kernels) == 1 and not products_left(e), [d.reason for d in e.rejected]
+    judge(interpreted(function), function, torch.randn(2, 37, 3, 2, 16).half())
+
+
 # --- masks that leave rows or blocks empty ---
 
 

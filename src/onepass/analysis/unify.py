@@ -26,8 +26,11 @@ def unify(stores: list[Store]) -> Nest:
         classes.add_domain(sorted(domain, key=lambda a: a.name))
     for r in reduces:
         classes.add_domain(sorted(r.axes | frozenset(r.over), key=lambda a: a.name))
-    for load_a, load_b in _pairs([v for _, _, v in refined]):
-        _match(classes, load_a, load_b)
+    pairs = list(_pairs([v for _, _, v in refined]))
+    for other in (False, True):  # what starts elsewhere (keys beside queries in one buffer) comes after what does not
+        for load_a, load_b in pairs:
+            if (_start(load_a) != _start(load_b)) is other:
+                _match(classes, load_a, load_b)
     _match_positions(classes, refined)
     return _renamed(stores, refined, classes, bound, reduces)
 
@@ -115,6 +118,11 @@ def _pairs(values: list[Expr]) -> Iterable[tuple[Load, Load]]:
         for k, second in enumerate(loads[1:], 1):
             for first in loads[: min(k, 8)]:
                 yield first, second
+
+
+def _start(load: Load) -> tuple[Poly, ...]:
+    """Where it is while all axes are at their first positions."""
+    return tuple(Poly(tuple((m, c) for m, c in p.terms if not any(a.poly().axes for a in m))) for p in load.index)
 
 
 def _match(classes: _Classes, first: Load, second: Load) -> None:
