@@ -76,6 +76,22 @@ def test_two_results_of_packed_inputs(unpacked: Callable[..., tuple[Tensor, ...]
     judge(interpreted(function), function, torch.randn(2, 37, 3, 2, 16).half())
 
 
+def test_places_in_a_table_that_are_inside_it_are_not_checked() -> None:
+    """Relative positions are positions: what is read there lies at a constant distance for each step."""
+    table = SPELLINGS["relative_position_from_a_table"]
+    (kernel,) = explained(table.function, *table.arguments()).kernels
+    assert "assert" not in kernel.source and "int64" not in kernel.source
+
+    def outside(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        s = scores(q, k)
+        return (s + table[:, distance(s)]).softmax(-1) @ v  # from the end where it is negative
+
+    q, k, v, relative = table.arguments()
+    (kernel,) = explained(outside, q, k, v, relative).kernels
+    assert "assert" in kernel.source
+    judge(interpreted(outside), outside, q, k, v, relative)
+
+
 # --- masks that leave rows or blocks empty ---
 
 

@@ -18,7 +18,7 @@ from .dtypes import DType
 from .interning import Interned
 from .monoids import MONOIDS, part_dtypes
 from .ops import OPS
-from .poly import Axis, Indirect, Poly, transform
+from .poly import Axis, Indirect, Poly, in_range, transform
 
 if TYPE_CHECKING:
     from .program import Buffer
@@ -199,6 +199,8 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return args[0] if args[1].value else pointwise("bitnot", args[0])  # type: ignore[attr-defined]
         case "add" | "sub" | "mul" if dtype is DType.I64 and (position := _position(op, *args)) is not None:
             return position
+        case "wrap_index" | "check_index" if _is_inside(*args):
+            return args[0]
         case "eq" | "ne" if (decided := _compare_choice(op, *args)) is not None:
             return decided
     if info.commutative and args[1].order < args[0].order:
@@ -212,6 +214,11 @@ def _is_exact(e: Expr) -> bool:
         return False
     wide = e.args[0]
     return wide.op == "cast" and wide.dtype is DType.F32 and wide.args[0].dtype in (DType.I8, DType.U8)
+
+
+def _is_inside(place: Expr, size: Expr) -> bool:
+    """Whether a position is one of a dimension, whatever the axes are."""
+    return isinstance(place, Index) and isinstance(size, Index) and in_range(place.poly, size.poly)
 
 
 def _position(op: str, left: Expr, right: Expr) -> Expr | None:
