@@ -212,7 +212,7 @@ def test_rows_that_grow_beside_the_keys_are_not_multiplied() -> None:
 
 
 def test_split_sums() -> None:
-    """Two programs for each of 132 processors, whichever tiles fit (registers are counted by the assembler there is)."""
+    """Two programs for each of 132 processors, whichever tiles fit: the assembler that is there counts registers."""
     a, b = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(4096, 64, dtype=torch.bfloat16)
     e = explained(lambda a, b: torch.relu(a @ b), *marked((a, 1), (b, 0)))
     found = re.search(r"rows by (\d+); .*columns by (\d+); .*in (\d+) chunks", e.kernels[0].schedule)
