@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -29,6 +31,25 @@ def test_dropout_saves_its_seed_only() -> None:
 def test_cross_entropy_saves_statistics() -> None:
     x = torch.randn(128, 1000, requires_grad=True)
     assert forward_of(lambda x: F.cross_entropy(x, torch.arange(128)), x) <= 128 * 8 + 64
+
+
+@pytest.mark.parametrize("size", [8, 40, 64, 100])
+@pytest.mark.parametrize("largest", [torch.amax, torch.amin, lambda x, _: x.max()])
+def test_what_a_maximum_is_taken_of_is_saved(largest: Callable[..., torch.Tensor], size: int) -> None:
+    """Computed again by other instructions it may be off by its last bit: no element would be the largest."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return largest(torch.sin(x) * y, -1)
+
+    gradients = []
+    for run in (step, torch.compile(step, backend="onepass", options=STRICT)):
+        torch.manual_seed(0)
+        x, y = (torch.randn(800, size, requires_grad=True) for _ in range(2))
+        run(x, y).sum().backward()
+        gradients.append((x.grad, y.grad))
+    torch.testing.assert_close(*gradients)
+    x, y = (torch.randn(800, size, requires_grad=True) for _ in range(2))
+    assert forward_of(step, x, y) >= 4 * 800 * size
 
 
 def test_an_input_overwritten_in_forward_keeps_its_value_for_backward() -> None:

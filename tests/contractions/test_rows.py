@@ -260,3 +260,41 @@ def test_training(columns: int) -> None:
     gradients = [torch.autograd.grad(out, (x, w)) for out in (ours, theirs)]
     for mine, other in zip((ours, *gradients[0]), (theirs, *gradients[1]), strict=True):
         assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+SCALED: dict[str, Callable[[Tensor], Tensor]] = {
+    "rounded and widened": lambda p: (p * 0.158).float(),
+    "divided": lambda p: (p / 3).float(),
+    "as it is": lambda p: p / 3,
+    "masked": lambda p: (p / 3).masked_fill(torch.ones_like(p, dtype=torch.bool).triu(1), -torch.inf),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("columns", [40, 700])
+@pytest.mark.parametrize("name", SCALED)
+def test_the_largest_is_one_of_its_row(name: str, columns: int, dtype: torch.dtype) -> None:
+    """A maximum is rounded, and divided, as what it is compared with."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        s = SCALED[name](x @ w.t())
+        top = s.amax(-1, keepdim=True)
+        return (s == top).sum(-1), (s >= top).sum(-1), (s <= s.amin(-1, keepdim=True)).sum(-1)
+
+    x, w = torch.randn(37, 32).to(dtype), torch.randn(columns, 32).to(dtype)
+    for found in interpreted(function)(x, w):
+        assert (found > 0).all()
+
+
+def test_the_gradient_of_a_maximum_beside_a_softmax() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        s = (x @ w.t() * 0.158).float()
+        return torch.logsumexp(s, -1), s.amax(-1)
+
+    gradients = []
+    for run in (function, interpreted(function)):
+        torch.manual_seed(0)
+        x, w = torch.randn(37, 40).half().requires_grad_(), torch.randn(70, 40).half().requires_grad_()
+        total, top = run(x, w)
+        gradients.append(torch.autograd.grad((total.sum() + top.sum()), (x, w)))
+    torch.testing.assert_close(*gradients, rtol=2e-2, atol=2e-2)

@@ -104,7 +104,7 @@ def prepared_rows(value: Expr) -> Expr:
 
 
 def _jumping(value: Expr) -> frozenset[Expr]:
-    """What discontinuous operations read: they see values rounded as eager has them."""
+    """What discontinuous operations read: they see values rounded as eager has them, and the largest of them, too."""
     roots: list[Expr] = []
     for e in postorder([value]):
         match e:
@@ -112,7 +112,12 @@ def _jumping(value: Expr) -> frozenset[Expr]:
                 roots += e.inputs
             case Pointwise() if e.op in DISCONTINUOUS or (e.op == "cast" and not e.dtype.is_float):
                 roots += e.args
-    return frozenset(postorder(roots, into_reductions=False))
+    found: set[Expr] = set()
+    while roots:
+        read = [e for e in postorder(roots, into_reductions=False) if e not in found]
+        found.update(read)
+        roots = [x for e in read if isinstance(e, Reduce) and e.monoid in ("max", "min") for x in e.inputs]
+    return frozenset(found)
 
 
 def _rows(nest: Nest, product: Reduce, columns: Axis) -> Axis | None:

@@ -1,11 +1,14 @@
 """Graphs whose numbers must come out the same twice.
 
-The gradient of a maximum compares its inputs, computed again, with the maximum that was saved: one last bit apart, and
-no element is the largest. So where tensors of floats are compared, products and sums stay apart in all kernels of the
-graph, and of the graph that was made with it; elsewhere a GPU may contract them.
+The gradient of a maximum compares its inputs with the maximum: one last bit apart, and no element is the largest. So
+what a maximum is taken of is saved, not computed again. And where tensors of floats are compared, products and sums
+stay apart in all kernels of the graph, and of the graph that was made with it; elsewhere a GPU may contract them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -13,6 +16,15 @@ from torch.fx import Graph, GraphModule, Node
 EXACT = "onepass_exact"
 _aten = torch.ops.aten
 _COMPARISONS = frozenset(getattr(_aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+
+_EXTREMES = frozenset((_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default))
+_VIEWS = frozenset(
+    (
+        _aten.view.default, _aten._unsafe_view.default, _aten.unsqueeze.default, _aten.squeeze.default,
+        _aten.squeeze.dim, _aten.squeeze.dims, _aten.expand.default, _aten.permute.default, _aten.transpose.int,
+        _aten.t.default, _aten.alias.default,
+    )
+)  # fmt: skip
 
 
 def needs_exact(graph_module: GraphModule) -> bool:
@@ -26,6 +38,24 @@ def compares_floats(graph: Graph) -> bool:
         node.target in _COMPARISONS and all(isinstance(a, Node) and _is_float(a) for a in node.args)
         for node in graph.nodes
     )
+
+
+def compared_with_extremes(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """Values that are compared with a maximum or minimum of themselves, each with the comparison."""
+    for target in (_aten.eq.Tensor, _aten.ne.Tensor):
+        for node in graph.find_nodes(op="call_function", target=target):
+            first, second = (_viewed(a) for a in node.args)
+            for value, extreme in ((first, second), (second, first)):
+                if extreme.target in _EXTREMES and _viewed(extreme.args[0]) is value and value.op == "call_function":
+                    yield value, node
+
+
+def _viewed(value: Any) -> Node:
+    """What a value is a view of."""
+    while value.target in _VIEWS:
+        value = value.args[0]
+    assert isinstance(value, Node)
+    return value
 
 
 def _is_float(node: Node) -> bool:

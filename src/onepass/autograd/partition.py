@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .exact import EXACT, compares_floats
+from .exact import EXACT, compared_with_extremes, compares_floats
 from .merge import merge_equal
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
@@ -36,6 +36,12 @@ def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModu
         node.meta["ac_graph_id"] = 0
     merge_equal(joint.graph)
     exact = compares_floats(joint.graph)
+    for value, comparison in compared_with_extremes(joint.graph):
+        value.meta["recompute"], comparison.meta["recompute"] = (
+            CheckpointPolicy.MUST_SAVE,
+            CheckpointPolicy.MUST_RECOMPUTE,
+        )
+        value.meta["ac_graph_id"] = comparison.meta["ac_graph_id"] = 0
     primals = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else ()
     kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
     with functorch_config.patch(_RECOMPUTE):
