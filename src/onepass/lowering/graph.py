@@ -17,8 +17,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..analysis.inline import loaded
 from ..ir.callables import graph_constant
-from ..ir.expr import Expr, Load, postorder
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
@@ -426,7 +426,7 @@ def _live(statements: list[Statement], outputs: tuple[Any, ...]) -> list[Stateme
             case Define():
                 if statement.buffer not in needed:
                     continue
-                needed |= loaded_buffers(statement.value)
+                needed.update(loaded(statement.value))
             case Extern():
                 if statement.result not in needed and not statement.ordered:
                     continue
@@ -437,8 +437,3 @@ def _live(statements: list[Statement], outputs: tuple[Any, ...]) -> list[Stateme
                         needed.add(leaf)
         kept.append(statement)
     return kept[::-1]
-
-
-def loaded_buffers(value: Expr) -> set[Buffer]:
-    """The buffers an expression reads."""
-    return {e.buffer for e in postorder([value]) if isinstance(e, Load)}

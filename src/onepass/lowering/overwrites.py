@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..analysis.access import estimate, is_dense
-from ..ir.expr import Load, postorder
+from ..analysis.inline import loaded
 from ..ir.poly import product
 from ..ir.program import Buffer, Define, Extern, Statement, Update, View, leaves
 from .registry import Unsupported
@@ -45,9 +45,7 @@ class Overwrite:
 
     @property
     def changes(self) -> bool:
-        source = self.args[0]
-        copied = self.operation is aten.copy_.default and isinstance(source, Node)
-        return not (copied and _key(source) == _key(self.place))
+        return not (self.operation is aten.copy_.default and _key(self.args[0]) == _key(self.place))
 
 
 def find_overwrites(graph: Graph, meta: Metas) -> dict[Node, Overwrite]:
@@ -83,12 +81,12 @@ def _chain(copy: Node, given: Node, last: Node, meta: Metas) -> dict[Node, Overw
 def _change(node: Node, meta: Metas, whole: TensorMeta) -> Overwrite | None:
     """How to change the first argument, or the part of `whole` that it is, as an operation changes a copy of it."""
     target: Any = node.target
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+    if node.op != "call_function" or len(node.args) < 2 or not isinstance(node.args[0], Node):
         return None
     if target in _VIEWS:
         return _part(node, meta, whole)
     if target in (aten.scatter.src, aten.scatter.value):  # a kernel does, too, if one element of every line changes
-        index = node.args[2]
+        index = node.args[2] if len(node.args) > 2 else None
         wanted = isinstance(index, Node) and _is_few(meta(index.meta["val"]), whole)
     else:
         wanted = not (target in (aten.index_put.default, aten._unsafe_index_put.default) and _is_masked(node))
@@ -183,7 +181,7 @@ def change_own(statements: Iterable[Statement], outputs: Iterable[Any]) -> list[
 def _reads(statement: Statement) -> Iterable[Buffer]:
     match statement:
         case Define():
-            return {e.buffer for e in postorder([statement.value]) if isinstance(e, Load)}
+            return loaded(statement.value)
         case Update():
             return (statement.source,)
     return (v.buffer for v in leaves((statement.args, statement.kwargs)) if isinstance(v, View))
