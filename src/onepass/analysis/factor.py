@@ -39,7 +39,7 @@ def factor(e: Expr, r: Expr, axis: Axis) -> Expr | None:
             return _combined("sub", factor(e.args[0], r, axis), factor(e.args[1], r, axis))
         case "where":
             condition, *sides = e.args
-            chosen = next((b for a, b in (sides, sides[::-1]) if _is_zero(a)), None)
+            chosen = next((b for a, b in (sides, sides[::-1]) if is_constant_zero(a)), None)
             return factor(chosen, r, axis) if chosen is not None and not _uses(condition, r) else None
         case "cast" | "widen" | "narrow" if e.args[0].dtype.is_float:
             return factor(e.args[0], r, axis)
@@ -86,10 +86,11 @@ def _combined(op: str, a: Expr | None, b: Expr | None) -> Expr | None:
         return None
     if isinstance(b, Const) and b.value == 0:
         return a
-    return pointwise("neg" if op == "sub" else "cast", b, dtype=b.dtype) if _is_zero(a) else pointwise(op, a, b)
+    return pointwise("neg" if op == "sub" else "cast", b, dtype=b.dtype) if is_constant_zero(a) else pointwise(op, a, b)
 
 
-def _is_zero(e: Expr) -> bool:
+def is_constant_zero(e: Expr) -> bool:
+    """Whether it is the number zero itself."""
     return isinstance(e, Const) and e.value == 0
 
 

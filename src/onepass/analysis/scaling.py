@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Part, Pointwise, Reduce, const, pointwise, rewrite, substitute_axes
+from ..ir.expr import Expr, Part, Pointwise, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.ops import CASTS
 from ..ir.poly import Axis
-from .factor import same_number
+from .factor import is_constant_zero, same_number
 from .inline import reductions
 from .nest import direct_reductions
 from .operands import operands
@@ -86,7 +86,7 @@ def _split(e: Expr, over: Axis) -> _Scaled:
                 return replace(inner, divisor=_times(inner.divisor, e.args[1]))
             return replace(inner, inside=pointwise("div", inner.inside, e.args[1]))
         case "where":
-            zero = next((k for k in (1, 2) if _is_zero(e.args[k])), None)
+            zero = next((k for k in (1, 2) if is_constant_zero(e.args[k])), None)
             if zero is not None:
                 return _chosen(e, _split(e.args[3 - zero], over), zero, over)
         case "exp":
@@ -120,10 +120,6 @@ def _chosen(e: Pointwise, inner: _Scaled, zero: int, over: Axis) -> _Scaled:
     return _Scaled(inside, *guarded)
 
 
-def _is_zero(e: Expr) -> bool:
-    return isinstance(e, Const) and e.value == 0
-
-
 def _fits_half(s: _Scaled, over: Axis) -> bool:
     """Whether what is scaled is within what float16 has digits for, as it is: what scales it may have made it so.
 
@@ -133,8 +129,8 @@ def _fits_half(s: _Scaled, over: Axis) -> bool:
     weight, others = s.inside, False
     while True:
         match weight:
-            case Pointwise(op="where", args=(_, first, second)) if _is_zero(first) or _is_zero(second):
-                weight, others = (second if _is_zero(first) else first), True
+            case Pointwise(op="where", args=(_, first, second)) if is_constant_zero(first) or is_constant_zero(second):
+                weight, others = (second if is_constant_zero(first) else first), True
             case Pointwise(op="mul", args=(first, second)) if _is_zero_or_one(first) or _is_zero_or_one(second):
                 weight, others = (second if _is_zero_or_one(first) else first), True
             case Pointwise(op=op) if op in CASTS and weight.dtype is not DType.F16:
