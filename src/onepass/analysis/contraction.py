@@ -39,7 +39,7 @@ MOST_HELD = 256  # of an axis that a program holds whole beside a swept one
 LEAST_TILE = 16  # of a matrix unit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Contraction:
     """A nest of matrix products. `rows` and `columns` are classes of the result that a program has a tile of."""
 

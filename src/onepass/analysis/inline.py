@@ -17,19 +17,17 @@ from ..ir.program import Buffer, Define
 from .one_hot import sum_of_one
 
 
-def rename_bound(define: Define, owner_of: dict[int, Reduce]) -> Expr:
-    """The define's value with reduction axes named after their reduction: equal reductions stay equal.
+def rename_bound(define: Define, places: dict[Reduce, int]) -> Expr:
+    """The define's value with reduction axes named after the place of their reduction in the program.
 
-    `owner_of` remembers whose number is whose: two reductions never share one.
+    `places` remembers them: equal reductions of several defines stay equal.
     """
     names: dict[Axis, Poly] = {}
     owners: dict[Reduce, tuple[Axis, ...]] = {}
     for e in postorder([define.value]):
         if isinstance(e, Reduce):
-            number = e.order
-            while owner_of.setdefault(number, e) is not e:
-                number += 1
-            owners[e] = tuple(Axis(f"{a.name}.{number}", a.extent) for a in e.over)
+            place = places.setdefault(e, define.buffer.place)
+            owners[e] = tuple(Axis(f"{a.name}.{place:09d}", a.extent) for a in e.over)
             names |= {a: n.poly() for a, n in zip(e.over, owners[e], strict=True)}
     if not names:
         return define.value
@@ -45,10 +43,10 @@ def rename_bound(define: Define, owner_of: dict[int, Reduce]) -> Expr:
 
 @dataclass(slots=True)
 class Memo:
-    """What the inliners of one planning run share: expansions met before, and reductions by number."""
+    """What the inliners of one planning run share: expansions met before, and the places of reductions."""
 
     values: dict[tuple[object, ...], Expr] = field(default_factory=dict)
-    owner_of: dict[int, Reduce] = field(default_factory=dict)
+    places: dict[Reduce, int] = field(default_factory=dict)
 
 
 class Inliner:
@@ -105,7 +103,7 @@ class Inliner:
             value = substitute_axes(self._values[e.buffer], dict(zip(producer.dimensions, e.index, strict=True)))
             return exact(value) if e.buffer in self.stored else value
 
-        return rewrite(rename_bound(define, self._memo.owner_of), inline)
+        return rewrite(rename_bound(define, self._memo.places), inline)
 
 
 def exact(value: Expr) -> Expr:

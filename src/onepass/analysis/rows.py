@@ -28,7 +28,7 @@ MOST_COLUMNS = 512  # of a row that a program holds
 LARGEST_FACTOR = 2.0**100  # with a reciprocal that is an ordinary number, too
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowContraction(Contraction):
     """Products whose columns are reduced: `columns` and `swept` are the same class, `inner` those of the products.
 

@@ -34,7 +34,7 @@ class Carried:
     stand_in: Load
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TileContraction(Contraction):
     """Products, and reductions of their results. `nest` is of the products' kernel: what enters a reduction is a store
     of its own there, to nowhere."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .dtypes import DType
-from .interning import Interned
+from .interning import Interned, digest
 from .monoids import MONOIDS, part_dtypes
 from .ops import OPS
 from .poly import Axis, Indirect, Poly, in_range, transform
@@ -25,22 +24,33 @@ if TYPE_CHECKING:
 
 _serial = itertools.count()
 _NO_AXES: frozenset[Axis] = frozenset()
+_WORD = (1 << 64) - 1
+_NOWHERE = 1 << 62  # the place of a value that reads nothing
 
 
 class Expr(metaclass=Interned):
-    """A scalar value at a point of its free axes."""
+    """A scalar value at a point of its free axes.
 
-    __slots__ = ("__weakref__", "axes", "children", "dtype", "order", "serial")
+    Operands that commute are sorted by `order`, which follows from what is computed on buffers of which layout, the
+    same in every process and in every layer of a model; where it is equal by `place`, the first buffer that is read.
+    """
+
+    __slots__ = ("__weakref__", "axes", "children", "dtype", "order", "place", "serial")
     dtype: DType
     axes: frozenset[Axis]
     children: tuple[Expr, ...]
     serial: int
-    order: int  # the same in every process: what commutative operands are sorted by
+    order: int
+    place: int
 
-    def _set(self, dtype: DType, axes: frozenset[Axis], children: tuple[Expr, ...], own: object) -> None:
+    def _set(
+        self, dtype: DType, axes: frozenset[Axis], children: tuple[Expr, ...], *own: int, place: int = _NOWHERE
+    ) -> None:
+        """`own`: what this node is beside its type and operands, as numbers."""
         self.dtype, self.axes, self.children, self.serial = dtype, axes, children, next(_serial)
-        text = f"{type(self).__name__} {dtype.value} {own} {[c.order for c in children]}"
-        self.order = zlib.crc32(text.encode())
+        kind = digest(type(self).__name__), digest(dtype.value)
+        self.order = hash((kind, own, *(c.order for c in children))) & _WORD
+        self.place = min((place, *(c.place for c in children)))
 
     def __repr__(self) -> str:
         from .printer import print_expr
@@ -55,7 +65,7 @@ class Const(Expr):
 
     def __init__(self, dtype: DType, payload: str) -> None:
         self.payload = payload
-        self._set(dtype, _NO_AXES, (), payload)
+        self._set(dtype, _NO_AXES, (), digest(payload))
 
     @property
     def value(self) -> float | int | bool:
@@ -72,7 +82,8 @@ class Load(Expr):
     def __init__(self, buffer: Buffer, index: tuple[Poly, ...]) -> None:
         self.buffer, self.index = buffer, index
         values = tuple(dict.fromkeys(i.value for p in index for i in p.indirects()))
-        self._set(buffer.dtype, _union(p.axes for p in index), values, (buffer.name, index))
+        own = buffer.form, *(p.form for p in index)
+        self._set(buffer.dtype, _union(p.axes for p in index), values, *own, place=buffer.place)
 
 
 class Index(Expr):
@@ -82,7 +93,7 @@ class Index(Expr):
 
     def __init__(self, poly: Poly) -> None:
         self.poly = poly
-        self._set(DType.I64, poly.axes, tuple(i.value for i in poly.indirects()), poly)
+        self._set(DType.I64, poly.axes, tuple(i.value for i in poly.indirects()), poly.form)
 
 
 class Pointwise(Expr):
@@ -92,7 +103,7 @@ class Pointwise(Expr):
 
     def __init__(self, op: str, args: tuple[Expr, ...], dtype: DType) -> None:
         self.op, self.args = op, args
-        self._set(dtype, _union(a.axes for a in args), args, op)
+        self._set(dtype, _union(a.axes for a in args), args, digest(op))
 
 
 class Reduce(Expr):
@@ -103,7 +114,8 @@ class Reduce(Expr):
     def __init__(self, monoid: str, inputs: tuple[Expr, ...], over: tuple[Axis, ...]) -> None:
         assert len(inputs) == MONOIDS[monoid].inputs
         self.monoid, self.inputs, self.over = monoid, inputs, over
-        self._set(inputs[0].dtype, _union(i.axes for i in inputs) - frozenset(over), inputs, (monoid, len(over)))
+        axes = _union(i.axes for i in inputs) - frozenset(over)
+        self._set(inputs[0].dtype, axes, inputs, digest(monoid), *(a.form for a in over))
 
     @property
     def part_dtypes(self) -> tuple[DType, ...]:
@@ -117,7 +129,8 @@ class Scan(Expr):
 
     def __init__(self, monoid: str, inputs: tuple[Expr, ...], over: Axis, at: Poly) -> None:
         self.monoid, self.inputs, self.over, self.at = monoid, inputs, over, at
-        self._set(inputs[0].dtype, (_union(i.axes for i in inputs) - {over}) | at.axes, inputs, (monoid, at))
+        axes = (_union(i.axes for i in inputs) - {over}) | at.axes
+        self._set(inputs[0].dtype, axes, inputs, digest(monoid), over.form, at.form)
 
 
 class Part(Expr):
@@ -138,7 +151,8 @@ class Random(Expr):
 
     def __init__(self, seed: Expr, index: Poly, stream: int) -> None:
         self.seed, self.index, self.stream = seed, index, stream
-        self._set(DType.U32, seed.axes | index.axes, (seed, *(i.value for i in index.indirects())), (stream, index))
+        children = seed, *(i.value for i in index.indirects())
+        self._set(DType.U32, seed.axes | index.axes, children, stream, index.form)
 
 
 def _union(sets: Iterable[frozenset[Axis]]) -> frozenset[Axis]:
@@ -203,7 +217,7 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return args[0]
         case "eq" | "ne" if (decided := _compare_choice(op, *args)) is not None:
             return decided
-    if info.commutative and args[1].order < args[0].order:
+    if info.commutative and (args[1].order, args[1].place) < (args[0].order, args[0].place):
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
 

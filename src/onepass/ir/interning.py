@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+import zlib
+from functools import lru_cache
 from typing import Any
 
 _table: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
@@ -20,12 +22,21 @@ class Interned(type):
 
     def __call__(cls, *args: Any) -> Any:
         key = (cls, *args)
+        reference = _table.data.get(key)  # type: ignore[attr-defined]  # without the lock: most nodes exist
+        if reference is not None and (found := reference()) is not None:
+            return found
         with _lock:
             found = _table.get(key)
             if found is None:
                 found = super().__call__(*args)
                 _table[key] = found
             return found
+
+
+@lru_cache(maxsize=65536)
+def digest(text: str) -> int:
+    """A number of a text that is the same in every process."""
+    return zlib.crc32(text.encode())
 
 
 def _after_fork() -> None:

@@ -10,12 +10,13 @@ are identical objects. Views only rewrite polys.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from .interning import Interned
+from .interning import Interned, digest
 
 if TYPE_CHECKING:
     from .expr import Expr
@@ -24,11 +25,15 @@ Monomial: TypeAlias = "tuple[Atom, ...]"
 PolyLike: TypeAlias = "Poly | Atom | int"
 
 
-class Atom(metaclass=Interned):
-    """A factor of a monomial. `key` orders atoms and prints them."""
+_PLACE = re.compile(r"\.\d+")  # of a reduction in its program, in the names of the axes it binds
 
-    __slots__ = ("__weakref__", "key")
+
+class Atom(metaclass=Interned):
+    """A factor of a monomial. `key` orders atoms and prints them; `form` is a number that no place is in."""
+
+    __slots__ = ("__weakref__", "form", "key")
     key: str
+    form: int
 
     def __repr__(self) -> str:
         return self.key
@@ -66,7 +71,7 @@ class Axis(Atom):
 
     def __init__(self, name: str, extent: Poly) -> None:
         self.name, self.extent = name, extent
-        self.key = name
+        self.key, self.form = name, hash((1, digest(_PLACE.sub("", name)), extent.form))
 
 
 class Symbol(Atom):
@@ -79,7 +84,7 @@ class Symbol(Atom):
 
     def __init__(self, name: str, lower: int = 0, hint: int | None = None) -> None:
         self.name, self.lower, self.hint = name, lower, hint
-        self.key = name
+        self.key, self.form = name, digest(name)
 
 
 class Quotient(Atom):
@@ -89,7 +94,7 @@ class Quotient(Atom):
 
     def __init__(self, numerator: Poly, denominator: Poly) -> None:
         self.numerator, self.denominator = numerator, denominator
-        self.key = f"({numerator} // {denominator})"
+        self.key, self.form = f"({numerator} // {denominator})", hash((2, numerator.form, denominator.form))
 
 
 class Remainder(Atom):
@@ -99,7 +104,7 @@ class Remainder(Atom):
 
     def __init__(self, numerator: Poly, denominator: Poly) -> None:
         self.numerator, self.denominator = numerator, denominator
-        self.key = f"({numerator} % {denominator})"
+        self.key, self.form = f"({numerator} % {denominator})", hash((3, numerator.form, denominator.form))
 
 
 class Indirect(Atom):
@@ -109,18 +114,23 @@ class Indirect(Atom):
 
     def __init__(self, value: Expr) -> None:
         self.value = value
-        self.key = f"[v{value.order}]"
+        self.key, self.form = f"[v{value.order:x}.{value.place}.{value.serial}]", hash((4, value.order))
 
 
 class Poly(metaclass=Interned):
-    """A canonical polynomial: sorted ((monomial, coefficient), ...), no zero coefficients."""
+    """A canonical polynomial: sorted ((monomial, coefficient), ...), no zero coefficients.
 
-    __slots__ = ("__weakref__", "_axes", "_text", "terms")
+    `form` is equal for polynomials that differ only in which reductions bind their axes.
+    """
+
+    __slots__ = ("__weakref__", "_axes", "_text", "form", "terms")
+    form: int
     ZERO: ClassVar[Poly]
     ONE: ClassVar[Poly]
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
+        self.form = hash(tuple((c, *(a.form for a in m)) for m, c in terms))
         self._text: str | None = None
         self._axes: frozenset[Axis] | None = None
 

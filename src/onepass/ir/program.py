@@ -6,12 +6,14 @@ Lowering makes a Program, the planner reads it. Statements have identity and car
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from .dtypes import DType
 from .expr import Expr
+from .interning import digest
 from .poly import Axis, Poly, Symbol
 
 
@@ -26,13 +28,22 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Buffer:
-    """Storage of one tensor. Strides are in elements; identity is the object."""
+    """Storage of one tensor. Strides are in elements; identity is the object.
+
+    `place` orders the buffers of a program as they were made; `form` is equal for buffers of the same layout.
+    """
 
     name: str
     dtype: DType
     shape: tuple[Poly, ...]
     strides: tuple[Poly, ...]
     device: str = "cpu"
+    place: int = field(default_factory=itertools.count().__next__, init=False)
+    form: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = tuple(p.form for p in (*self.shape, *self.strides))
+        object.__setattr__(self, "form", hash((digest(self.dtype.value), *sizes)))
 
     def __repr__(self) -> str:
         return self.name

@@ -1,29 +1,50 @@
-"""A program as text without names: equal for programs that compute the same on tensors of the same layout.
+"""Definitions and programs as text without names: equal where the same is computed on tensors of the same layout.
 
-Buffers are numbered as they are met; the order of operands that commute, which depends on names, does not count.
-Such a text is a key: what was measured of one layer of a model holds for the next.
+Buffers are numbered as they are met. Such a text is a key: what is known of one layer of a model holds for the next.
 """
 
 from __future__ import annotations
 
-import hashlib
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from .callables import callable_name
 from .expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, Scan, postorder
-from .ops import OPS
 from .poly import Atom, Axis, Indirect, Poly, Quotient, Remainder, Symbol
 from .program import Argument, Buffer, Define, Extern, Program, View
 
 _LITERALS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 Say = Callable[[Expr], str]  # the name of a value
-Call = Callable[[Buffer], str]
 
 
 class Unwritable(Exception):
     """The program holds something that has no such text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A definition without names. The text numbers `buffers`: the one it defines, then those it reads."""
+
+    text: str
+    buffers: tuple[Buffer, ...]
+
+
+@lru_cache(maxsize=16384)
+def form(define: Define) -> Form:
+    """What a definition computes."""
+    buffers = {define.buffer: 0}
+    names: dict[Expr, str] = {}
+    lines: list[str] = []
+    for e in postorder([define.value]):
+        own = _own(e, lambda b: buffers.setdefault(b, len(buffers)), names.__getitem__)
+        names[e] = f"v{len(names)}"
+        lines.append(f"{own} {','.join(names[c] for c in e.children)}")
+    text = "\n".join((*map(_layout, buffers), _axes(define.axes), *lines))
+    return Form(sys.intern(text), tuple(buffers))
 
 
 def structure(program: Program) -> str:
@@ -32,8 +53,8 @@ def structure(program: Program) -> str:
     for s in program.statements:
         match s:
             case Define():
-                value = writer.expression(s.value)
-                writer.lines.append(f"{writer.buffer(s.buffer)}[{_axes(s.axes)}] = {value}")
+                found = form(s)
+                writer.lines.append(f"{[writer.buffer(b) for b in found.buffers]} {found.text}")
             case Extern(target=target, result=Buffer() as result) if callable_name(target) is not None:
                 arguments = f"{writer.tree(s.args)} {writer.tree(s.kwargs)}"
                 writer.lines.append(f"{writer.buffer(result)} = {callable_name(target)} {arguments}")
@@ -44,36 +65,17 @@ def structure(program: Program) -> str:
 
 
 class _Writer:
-    """Lines so far, and the numbers of buffers and values."""
+    """Lines so far, and the numbers of buffers."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.buffers: dict[Buffer, str] = {}
-        self.values = 0
 
     def buffer(self, buffer: Buffer) -> str:
         if buffer not in self.buffers:
             self.buffers[buffer] = f"b{len(self.buffers)}"
             self.lines.append(f"{self.buffers[buffer]}: {_layout(buffer)}")
         return self.buffers[buffer]
-
-    def expression(self, root: Expr) -> str:
-        """Write down a value and what it is made of; its name."""
-        kinds = _kinds(root, lambda b: self.buffers.get(b) or _layout(b))
-        names: dict[Expr, str] = {}
-        stack = [(root, False)]
-        while stack:
-            e, ready = stack.pop()
-            children = _operands(e, kinds)
-            if not ready and e not in names:
-                stack.append((e, True))
-                stack.extend((c, False) for c in reversed(children))
-            elif e not in names:
-                text = f"{_own(e, self.buffer, names.__getitem__)} {[names[c] for c in children]}"
-                names[e] = f"v{self.values}"
-                self.values += 1
-                self.lines.append(f"{names[e]} = {text}")
-        return names[root]
 
     def tree(self, tree: Argument) -> str:
         match tree:
@@ -91,28 +93,14 @@ class _Writer:
         return repr(tree)
 
 
-def _kinds(root: Expr, call: Call) -> dict[Expr, str]:
-    """Of every value a digest that no name has part in."""
-    kinds: dict[Expr, str] = {}
-    for e in postorder([root]):
-        text = f"{_own(e, call, kinds.__getitem__)} {[kinds[c] for c in _operands(e, kinds)]}"
-        kinds[e] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return kinds
-
-
-def _operands(e: Expr, kinds: dict[Expr, str]) -> list[Expr]:
-    commutes = isinstance(e, Pointwise) and OPS[e.op].commutative
-    return sorted(e.children, key=kinds.__getitem__) if commutes else list(e.children)
-
-
-def _own(e: Expr, call: Call, say: Say) -> str:
+def _own(e: Expr, number: Callable[[Buffer], int], say: Say) -> str:
     """What a value is beside its operands."""
     kind = f"{type(e).__name__} {e.dtype.value}"
     match e:
         case Const():
             return f"{kind} {e.payload}"
         case Load():
-            return f"{kind} {call(e.buffer)} {_polys(e.index, say)}"
+            return f"{kind} b{number(e.buffer)} {_polys(e.index, say)}"
         case Index():
             return f"{kind} {_polys([e.poly], say)}"
         case Pointwise():
@@ -137,11 +125,17 @@ def _axes(axes: Iterable[Axis]) -> str:
 
 
 def _polys(polys: Iterable[Poly], say: Say = repr) -> str:
-    return f"({', '.join(_poly(p, say) for p in polys)})"
+    return f"({', '.join(_plain(p) or _poly(p, say) for p in polys)})"
+
+
+@lru_cache(maxsize=16384)
+def _plain(poly: Poly) -> str:
+    """The text of a poly in which no value is an index; else nothing."""
+    return "" if poly.indirects() else _poly(poly, repr)
 
 
 def _poly(poly: Poly, say: Say) -> str:
-    return " + ".join(sorted("*".join([*sorted(_atom(a, say) for a in atoms), str(c)]) for atoms, c in poly.terms))
+    return " + ".join("*".join([*(_atom(a, say) for a in atoms), str(c)]) for atoms, c in poly.terms) or "0"
 
 
 def _atom(atom: Atom, say: Say) -> str:
@@ -149,7 +143,7 @@ def _atom(atom: Atom, say: Say) -> str:
         case Axis():
             return atom.name
         case Symbol():
-            return f"{atom.name}={atom.hint}"
+            return f"{atom.name}={atom.hint}>={atom.lower}"
         case Quotient():
             return f"({_poly(atom.numerator, say)} // {_poly(atom.denominator, say)})"
         case Remainder():

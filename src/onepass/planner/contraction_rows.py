@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate, numel, storage_bytes
-from ..analysis.inline import Inliner, loaded, reductions
+from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal, opened
 from ..analysis.operands import operands
 from ..analysis.passes import passes
@@ -49,8 +49,8 @@ def try_rows(chooser: Chooser, extern: Extern) -> None:
 def row_time(chooser: Chooser, product: Define) -> float:
     """The least predicted time of one kernel that reduces a product's rows; without end where there is none."""
     rate = chooser.rate([product.value])
-    found = [_arranged(chooser, members, again) for members, again in _choices(chooser, product)]
-    return min((_together(c, rate, chooser.target)[0] for c in found if not isinstance(c, Refusal)), default=math.inf)
+    found = [_priced(chooser, members, again, rate) for members, again in _choices(chooser, product)]
+    return min((p[0] for p in found if not isinstance(p, Refusal)), default=math.inf)
 
 
 # --- the region ---
@@ -171,21 +171,25 @@ def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[tuple[Define, 
                 yield members, again
 
 
-def _arranged(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...]) -> RowContraction | Refusal:
-    stored = chooser.stored(members)
-    inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
-    return contract_rows([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+def _priced(
+    chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], rate: float
+) -> tuple[float, str] | Refusal:
+    """Predicted time of one kernel, and what it is made of; or why there is none."""
+
+    def price(stores: list[Store]) -> tuple[float, str] | Refusal:
+        found = contract_rows(stores)
+        return found if isinstance(found, Refusal) else _together(found, rate, chooser.target)
+
+    return chooser.ask(("rows", rate), members, again, price).value
 
 
 def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], product: Define) -> bool:
-    found = _arranged(chooser, members, again)
-    last = members[-1].origin.node
+    rate, last = chooser.rate([product.value]), members[-1].origin.node
+    found = _priced(chooser, members, again, rate)
     if isinstance(found, Refusal):
         chooser.decisions.append(Decision(product.origin.node, last, "rows", False, found.reason))
         return False
-    rate = chooser.rate([product.value])
-    together, why = _together(found, rate, chooser.target)
-    apart = _apart(chooser, members, rate)
+    (together, why), apart = found, _apart(chooser, members, rate)
     reason = f"predicted {together:.1f} us in one kernel ({why}), {apart:.1f} us by the library and one more"
     decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
     region = Region(members, again, predicted_us=together)

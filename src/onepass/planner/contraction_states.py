@@ -12,7 +12,7 @@ from math import ceil, inf, prod
 from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate, numel, storage_bytes, tile_elements
-from ..analysis.inline import Inliner, loaded, reductions
+from ..analysis.inline import loaded, reductions
 from ..analysis.legality import analyse, programs_of
 from ..analysis.nest import Nest, Refusal, across_again, swept_again
 from ..analysis.tile_states import TileContraction, contract_tiles
@@ -87,14 +87,18 @@ def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tupl
 
 
 def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool:
-    again, stored = chooser.again(members), chooser.stored(members)
-    inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
-    found = contract_tiles([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored])
+    again = chooser.again(members)
+
+    def price(stores: list[Store]) -> tuple[float, str] | Refusal:
+        tiles = contract_tiles(stores)
+        return tiles if isinstance(tiles, Refusal) else _together(chooser, tiles)
+
+    found = chooser.ask("tiles", members, again, price).value
     first, last = product.origin.node, members[-1].origin.node
     if isinstance(found, Refusal):
         chooser.decisions.append(Decision(first, last, "tiles", False, found.reason))
         return False
-    together, why = _together(chooser, found)
+    together, why = found
     apart, anyway = _apart(chooser, members, again, product)
     together += anyway
     accepted = together < apart
@@ -172,14 +176,16 @@ def _stored_tail(chooser: Chooser, members: tuple[Define, ...], large: tuple[Def
 
 def _kernel_us(chooser: Chooser, defines: list[Define]) -> float:
     """Predicted time of one kernel; without end where there is none."""
-    stored = chooser.stored(defines)
-    inliner = Inliner({d.buffer: d for d in defines}, (d.buffer for d in stored))
-    nest = analyse([Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored], chooser.target)
-    if isinstance(nest, Refusal):
-        return inf
     target = chooser.target
-    twice = 0 if across_again(nest, target) else _read_twice(nest, target)  # the model counts the former itself
-    return nest_cost(nest, target).time_us + twice / target.memory_bytes_per_us
+
+    def price(stores: list[Store]) -> float:
+        nest = analyse(stores, target)
+        if isinstance(nest, Refusal):
+            return inf
+        twice = 0 if across_again(nest, target) else _read_twice(nest, target)  # the model counts the former itself
+        return nest_cost(nest, target).time_us + twice / target.memory_bytes_per_us
+
+    return chooser.ask("kernel", tuple(defines), (), price).value
 
 
 def _read_twice(nest: Nest, target: Target) -> int:

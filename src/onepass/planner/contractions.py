@@ -7,8 +7,9 @@ Each region is tried whole; the answer keeps its number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from ..analysis.access import RANDOM_COST, flat_offset, load_bytes, numel, storage_bytes
 from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract
@@ -27,6 +28,7 @@ from ..ir.plan import Decision, Store
 from ..ir.poly import Axis, Poly, Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Statement, Update
 from ..ir.target import Target
+from .answers import Answer, Answers
 from .beside import join_beside
 from .close_calls import CloseCalls, Judge, Times
 from .contraction_rows import Followers, try_rows, waits
@@ -47,6 +49,7 @@ CHEAP_COST, PLACE_COST = 4.0, 24.0
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 MOST_MEMBERS = 48
 MOST_RESULTS = 3  # of point-wise work on one product
+T = TypeVar("T")
 
 
 def choose_contractions(
@@ -85,7 +88,8 @@ class Chooser:
         self.limits = limits
         self.offers = calls and target.attention is not None
         self.calls: dict[Define, Extern] = {}  # what a call of the library's attention computes
-        self.nests: dict[tuple[tuple[Define, ...], ...], Contraction | Refusal] = {}
+        self.answers = Answers()
+        self.efforts: dict[tuple[Contraction, int], Effort] = {}
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
         self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
@@ -395,13 +399,25 @@ class Chooser:
         return decision.accepted
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
-        """A region as one nest of products."""
-        if (members, again) not in self.nests:
-            stored = self.stored(members)
-            inliner = Inliner({d.buffer: d for d in (*members, *again)}, (d.buffer for d in stored))
-            values = [Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored]
-            self.nests[members, again] = contract(values)
-        return self.nests[members, again]
+        """A region as one nest of products, or the nest of an equal one."""
+        return self.ask("nest", members, again, contract).value
+
+    def ask(
+        self,
+        about: Hashable,
+        members: tuple[Define, ...],
+        again: tuple[Define, ...],
+        answer: Callable[[list[Store]], T],
+    ) -> Answer[T]:
+        """What is found of the stores of a region, or was found of those of an equal one."""
+        stored, inside = self.stored(members), (*members, *again)
+
+        def stores() -> list[Store]:
+            inliner = Inliner({d.buffer: d for d in inside}, (d.buffer for d in stored))
+            return [Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored]
+
+        products = tuple(d.buffer in self.product_of for d in members)
+        return self.answers.ask((about, products), inside, {*stored}, lambda: answer(stores()))
 
     def _done_anyway(self, members: tuple[Define, ...], kind: str) -> float:
         """Of the time without a kernel of the product: what the kernels that read its results do in passing."""
@@ -503,6 +519,11 @@ class Chooser:
 
         `others`: tiles of results that share the launch.
         """
+        if (c, others) not in self.efforts:
+            self.efforts[c, others] = self._effort(c, others)
+        return self.efforts[c, others]
+
+    def _effort(self, c: Contraction, others: int) -> Effort:
         values = opened(c.nest)
         found = [r for r in reductions(values) if operands(r) is not None]
         units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}

@@ -19,10 +19,11 @@ from ..ir.expr import Expr, Load, Pointwise, Random, postorder
 from ..ir.limits import NO_LIMITS, Limits
 from ..ir.ops import OPS
 from ..ir.options import Options
-from ..ir.plan import Decision, FusionPlan, Group
+from ..ir.plan import Decision, FusionPlan, Group, Store
 from ..ir.poly import in_range
 from ..ir.program import Define, Extern
 from ..ir.target import Target
+from .answers import Answers
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
 from .memory import eager_peak, plan_peak
@@ -47,7 +48,7 @@ class Planner:
 
     def __init__(self, regions: Regions, target: Target, options: Options, limits: Limits = NO_LIMITS) -> None:
         self.program, self.target, self.options, self.limits = regions.program, target, options, limits
-        self.regions = regions
+        self.regions, self.answers = regions, Answers()
         self.decisions: list[Decision] = []
         self._restart()
 
@@ -88,7 +89,14 @@ class Planner:
 
     def consider(self, members: list[Define], group: frozenset[int]) -> Verdict:
         """The one legality function: nest, buffers, size."""
-        stores = self.graph.stores(members, group)
+        target = self.limits.narrowed(self.target, members)
+        stored = {*self.graph.stored(members, group)}
+        answer = self.answers.ask(
+            target, members, stored, lambda: self._verdict(self.graph.stores(members, group), target)
+        )
+        return answer.value
+
+    def _verdict(self, stores: tuple[Store, ...], target: Target) -> Verdict:
         if not stores:
             return Verdict(Cost(0, 0, 0.0, 0, 0, 0, 0, 0.0), "nothing is stored")
         devices = {s.buffer.device for s in stores}
@@ -96,7 +104,6 @@ class Planner:
             return Verdict(None, f"on different devices: {', '.join(sorted(devices))}")
         if (bad := masked_failure([s.value for s in stores])) is not None:
             return Verdict(None, bad)
-        target = self.limits.narrowed(self.target, members)
         nest = analyse(stores, target)
         if isinstance(nest, Refusal):
             return Verdict(None, nest.reason)
