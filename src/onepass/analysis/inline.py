@@ -128,8 +128,10 @@ def identity_index(index: tuple[Poly, ...], axes: tuple[Axis, ...]) -> bool:
 
 def reductions(values: Iterable[Expr]) -> list[Reduce]:
     """Reductions a set of values needs, producers first."""
-    found: dict[Reduce, None] = {}
-    for e in postorder(list(values)):
-        if isinstance(e, Part) and isinstance(e.source, Reduce):
-            found[e.source] = None
-    return list(found)
+    return list(dict.fromkeys(r for v in values for r in _reductions(v)))
+
+
+@lru_cache(maxsize=8192)
+def _reductions(value: Expr) -> tuple[Reduce, ...]:
+    parts = (e.source for e in postorder([value]) if isinstance(e, Part))
+    return tuple(dict.fromkeys(s for s in parts if isinstance(s, Reduce)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ..errors import VerifyError
 from ..ir.expr import Expr, Load, Reduce, postorder, rewrite
@@ -27,10 +28,10 @@ def unify(stores: list[Store]) -> Nest:
     for r in reduces:
         classes.add_domain(sorted(r.axes | frozenset(r.over), key=lambda a: a.name))
     pairs = list(_pairs([v for _, _, v in refined]))
-    for other in (False, True):  # what starts elsewhere (keys beside queries in one buffer) comes after what does not
-        for load_a, load_b in pairs:
-            if (_start(load_a) != _start(load_b)) is other:
-                _match(classes, load_a, load_b)
+    starts = {load: _start(load) for pair in pairs for load in pair}
+    # What starts elsewhere (keys beside queries in one buffer) comes after what does not.
+    for load_a, load_b in sorted(pairs, key=lambda pair: starts[pair[0]] != starts[pair[1]]):
+        _match(classes, load_a, load_b)
     _match_positions(classes, refined)
     return _renamed(stores, refined, classes, bound, reduces)
 
@@ -122,7 +123,12 @@ def _pairs(values: list[Expr]) -> Iterable[tuple[Load, Load]]:
 
 def _start(load: Load) -> tuple[Poly, ...]:
     """Where it is while all axes are at their first positions."""
-    return tuple(Poly(tuple((m, c) for m, c in p.terms if not any(a.poly().axes for a in m))) for p in load.index)
+    return tuple(p if not p.axes else _without_axes(p) for p in load.index)
+
+
+@lru_cache(maxsize=16384)
+def _without_axes(poly: Poly) -> Poly:
+    return Poly(tuple((m, c) for m, c in poly.terms if not any(a.poly().axes for a in m)))
 
 
 def _match(classes: _Classes, first: Load, second: Load) -> None:
@@ -161,6 +167,7 @@ def _embed(classes: _Classes, a: Axis, b: Axis, shift: Poly) -> None:
         classes.embed(a, b, shift)
 
 
+@lru_cache(maxsize=16384)
 def _single(poly: Poly) -> tuple[Axis, Poly, Poly] | None:
     """(axis, coefficient, rest) where the poly is affine in exactly one axis."""
     axes = poly.axes

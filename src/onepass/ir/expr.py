@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _serial = itertools.count()
 _NO_AXES: frozenset[Axis] = frozenset()
 _WORD = (1 << 64) - 1
+_LAST = 1 << 64
 _NOWHERE = 1 << 62  # the place of a value that reads nothing
 
 
@@ -66,6 +67,7 @@ class Const(Expr):
     def __init__(self, dtype: DType, payload: str) -> None:
         self.payload = payload
         self._set(dtype, _NO_AXES, (), digest(payload))
+        self.order |= _LAST  # x * 2.0 is easier to read than 2.0 * x
 
     @property
     def value(self) -> float | int | bool:
@@ -337,20 +339,20 @@ def rewrite(
     """
     memo = {} if memo is None else memo
     mapping = axes or {}
+    polys: dict[Poly, Poly] = {}
+
+    def on_atom(atom: Any) -> Poly | None:
+        if isinstance(atom, Axis):
+            return mapping.get(atom)
+        if isinstance(atom, Indirect):
+            new = memo[atom.value]
+            return None if new is atom.value else indirect(new)
+        return None
 
     def on_poly(poly: Poly) -> Poly:
-        if not poly.terms:
-            return poly
-
-        def on_atom(atom: Any) -> Poly | None:
-            if isinstance(atom, Axis):
-                return mapping.get(atom)
-            if isinstance(atom, Indirect):
-                new = memo[atom.value]
-                return None if new is atom.value else indirect(new)
-            return None
-
-        return transform(poly, on_atom)
+        if poly not in polys:
+            polys[poly] = transform(poly, on_atom)
+        return polys[poly]
 
     for node in postorder([root]):
         if node in memo:

@@ -223,17 +223,7 @@ class Poly(metaclass=Interned):
 
     def coefficient(self, axis: Axis) -> Poly | None:
         """c with self = c*axis + rest, rest free of the axis; None if not affine in it."""
-        terms: dict[Monomial, int] = {}
-        for monomial, c in self.terms:
-            if axis in monomial:
-                rest = list(monomial)
-                rest.remove(axis)
-                if axis in rest or any(axis in _inner_axes(a) for a in rest):
-                    return None
-                terms[tuple(rest)] = terms.get(tuple(rest), 0) + c
-            elif any(axis in _inner_axes(a) for a in monomial):
-                return None
-        return _from_terms(terms)
+        return _coefficient(self, axis) if axis in self.axes else Poly.ZERO
 
     def __add__(self, other: PolyLike) -> Poly:
         other = Poly.of(other)
@@ -272,6 +262,21 @@ class Poly(metaclass=Interned):
     def evaluate(self, values: Mapping[Atom, int]) -> int:
         """The number, given one for each axis and symbol."""
         return evaluate(self, values)
+
+
+@lru_cache(maxsize=65536)
+def _coefficient(poly: Poly, axis: Axis) -> Poly | None:
+    terms: dict[Monomial, int] = {}
+    for monomial, c in poly.terms:
+        if axis in monomial:
+            rest = list(monomial)
+            rest.remove(axis)
+            if axis in rest or any(axis in _inner_axes(a) for a in rest):
+                return None
+            terms[tuple(rest)] = terms.get(tuple(rest), 0) + c
+        elif any(axis in _inner_axes(a) for a in monomial):
+            return None
+    return _from_terms(terms)
 
 
 def _inner_axes(atom: Atom) -> frozenset[Axis]:

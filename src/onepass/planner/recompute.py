@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..analysis.inline import reductions
+from ..analysis.access import load_bytes, storage_bytes
+from ..analysis.inline import loaded, reductions
+from ..ir.expr import Load, postorder
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define
 
@@ -60,6 +62,11 @@ def _try(planner: Planner, define: Define, number: int, users: list[int]) -> boo
     crowded = any(len(graph.members[u]) + len(chain) > planner.most_members(number, u) for u in users)
     if crowded or any(c is None for c in before):
         return False
+    reader = graph.members[users[0]][-1].origin.node
+    if (moved := _most_saved(planner, define, number, chain, users)) is not None and moved <= 0:
+        reason = f"computed again in {len(users)} kernels: {-moved} bytes more"
+        planner.decisions.append(Decision(define.origin.node, reader, "recompute", False, reason, 0.0, moved))
+        return False
     undo_members = {u: graph.members[u] for u in users}
     touched = {b for d in chain for b in (d.buffer, *graph.reads[d])}
     undo_consumers = {b: set(graph.consumers.get(b, ())) for b in touched}
@@ -78,7 +85,6 @@ def _try(planner: Planner, define: Define, number: int, users: list[int]) -> boo
             if accepted
             else f"recomputing would cost {-gain:.1f} us"
         )
-        reader = graph.members[users[0]][-1].origin.node
         planner.decisions.append(Decision(define.origin.node, reader, "recompute", accepted, reason, gain, moved))
     if not accepted:
         graph.members.update(undo_members)
@@ -92,6 +98,29 @@ def _try(planner: Planner, define: Define, number: int, users: list[int]) -> boo
     if not graph.stored(graph.members[number], frozenset((number,))):
         graph.remove(number)
     return True
+
+
+def _most_saved(planner: Planner, define: Define, number: int, chain: list[Define], users: list[int]) -> int | None:
+    """How many bytes fewer could travel at most; None where the group that has the value now would disappear."""
+    graph = planner.graph
+    members, made = graph.members[number], {d.buffer for d in chain}
+    if graph.stored(members, frozenset((number,))) == [define]:
+        return None
+    needed = {b: _bytes(chain, b) for d in chain for b in graph.reads[d] if b not in made}
+    saved = storage_bytes(define.buffer)
+    for u in users:
+        known = {b for d in graph.members[u] for b in (d.buffer, *graph.reads[d])}
+        saved += _bytes(graph.members[u], define.buffer) - sum(n for b, n in needed.items() if b not in known)
+    if not any(define.buffer in graph.reads[d] for d in members):
+        elsewhere = {b for d in members if d not in chain for b in graph.reads[d]}
+        saved += sum(n for b, n in needed.items() if b not in elsewhere)
+    return saved
+
+
+def _bytes(defines: list[Define], buffer: Buffer) -> int:
+    """Bytes of a buffer that definitions read."""
+    loads = [e for d in defines if buffer in loaded(d.value) for e in postorder([d.value]) if isinstance(e, Load)]
+    return max((load_bytes(e) for e in loads if e.buffer is buffer), default=0)
 
 
 def _absorb(planner: Planner, define: Define, chain: list[Define], users: list[int]) -> None:
