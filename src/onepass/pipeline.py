@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
+from .analysis.unroll import unroll
 from .autograd.exact import needs_exact
 from .codegen.c import emit_c
 from .codegen.host import emit_host
@@ -36,7 +37,7 @@ from .planner.contractions import choose_contractions
 from .planner.plan import plan_fusion
 from .planner.regions import Regions
 from .runtime.entries import GraphEntry
-from .schedule.group import schedule_group
+from .schedule.group import choose, schedule_group
 
 CHECK_LEVEL = 5  # of the debug ladder
 Call: TypeAlias = Callable[[list[Any]], Any]
@@ -77,6 +78,7 @@ def plan_graph(
             wide_statistics=target.wide_statistics,
             device=device,
         )
+        program = unroll(program)
         verify_program(program)
     with stage(record, "plan"):
         regions = choose_contractions(program, target, options, judge, limits)
@@ -88,7 +90,7 @@ def plan_regions(
 ) -> PlannedGraph:
     """The plan of a program, or of a part of it, whose matrix products are decided on."""
     program = regions.program
-    plan = plan_fusion(regions, target, options, limits)
+    plan = plan_fusion(regions, target, options, choose, limits)
     verify_plan(program, plan)
     groups = [step for step in plan.steps if isinstance(step, Group)]
     names = {f"k{number}_{_stem(group)}": group for number, group in enumerate(groups)}

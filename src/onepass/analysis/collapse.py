@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ir.expr import Expr, Load, Reduce, postorder, rewrite
-from ..ir.poly import Axis, Poly
+from ..ir.poly import Axis, Indirect, Poly
 from ..ir.program import Buffer
 from .access import flat_offset, numel
 from .inline import reductions
@@ -41,6 +41,18 @@ def flatten(nest: Nest, vector_bytes: int) -> Nest:
     return nest
 
 
+def join(nest: Nest, outer: Axis, inner: Axis) -> Nest | None:
+    """The nest with two classes as one, whatever its accesses are: positions come from dividing.
+
+    None where a store or a reduction has only one of them.
+    """
+    halved = any((outer in s.domain) != (inner in s.domain) or s.region for s in nest.stores)
+    free = [frozenset(nest.bound.get(a, a) for a in r.axes) for r in reductions(s.value for s in nest.stores)]
+    if halved or any((outer in f) != (inner in f) for f in free) or _bound_pairs(nest, outer, inner) is None:
+        return None
+    return _collapsed(nest, outer, inner)
+
+
 def _places(nest: Nest) -> list[tuple[Buffer, Poly]]:
     """Every buffer that is read or written, and where."""
     loads = [e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
@@ -71,12 +83,17 @@ def _collapsible(nest: Nest, outer: Axis, inner: Axis) -> bool:
     pairs = _bound_pairs(nest, outer, inner)
     if pairs is None:
         return False
-    for offset in offsets(nest):
+    for offset in map(_direct, offsets(nest)):
         for a, b in ((outer, inner), *pairs.values()):
             c_outer, c_inner = offset.coefficient(a), offset.coefficient(b)
             if c_outer is None or c_inner is None or c_outer is not c_inner * b.extent:
                 return False
     return True
+
+
+def _direct(offset: Poly) -> Poly:
+    """An offset without what an index from memory adds to it: how that index is read is an offset of its own."""
+    return Poly(tuple((m, c) for m, c in offset.terms if not (len(m) == 1 and isinstance(m[0], Indirect))))
 
 
 def _bound_pairs(nest: Nest, outer: Axis, inner: Axis) -> dict[Reduce, tuple[Axis, Axis]] | None:

@@ -17,7 +17,7 @@ from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
 from .carried import cannot_carry
-from .collapse import collapse, flatten
+from .collapse import collapse, flatten, join
 from .inline import reductions
 from .nest import Nest, Refusal, direct_reductions, swept_again
 from .unify import unify
@@ -27,11 +27,100 @@ NARROW_COLUMNS = 16  # of a contiguous axis: narrower tiles leave parts of a mem
 WIDENED_PROGRAMS = 8  # per processor: with fewer, small results do not decide how programs are numbered
 
 
+def ways(stores: Iterable[Store], target: Target) -> list[Nest] | Refusal:
+    """Every way to number the programs of stores that share a kernel; which is best, their price says.
+
+    Programs are numbered by the classes that all stores and reductions have. A reduced class, or several joined to
+    one, may be shared out among programs, and a second kernel finishes their partial results.
+    """
+    if not target.warp:
+        found = analyse(stores, target)
+        if isinstance(found, Refusal):
+            return found
+        first = collapsed(found, target)
+        if first.split is None:
+            return [first]
+        bare_nest = replace(first, split=None)
+        others = _splits(bare_nest, _most_work(bare_nest), target)
+        return [first, *(n for n in others if n.split is not first.split)] if isinstance(others, list) else [first]
+    nest = bare(stores)
+    reduces = reductions(s.value for s in nest.stores)
+    if (unreadable := _unreadable(nest)) is not None:
+        return Refusal(unreadable)
+    if (apart := _apart(nest)) is not None:
+        return Refusal(apart)
+    merged = collapse(nest)
+    if not reduces:
+        return [_widened(flatten(merged, target.vector_bytes), target)]
+    crossing = _crossing(nest) or _both_ways(nest, reduces, target)
+    work = _most_work(nest)
+    unsplit = [] if crossing else [_widened(merged, target)]
+    if work <= SERIAL_ELEMENTS:
+        return unsplit or Refusal(crossing or "")
+    splits = _splits(merged, work, target)
+    if isinstance(splits, Refusal):
+        splits = _splits(nest, work, target)
+    if isinstance(splits, Refusal):
+        return unsplit or (Refusal(crossing) if crossing else splits)
+    return unsplit + splits
+
+
+def _apart(nest: Nest) -> str | None:
+    """Results that need sweeps of their own inside a program gain nothing from sharing it."""
+    outer = frozenset(nest.outer)
+    inner = sorted({s.domain - outer for s in nest.stores}, key=len)
+    if all(small <= large for small, large in itertools.pairwise(inner)):
+        return None
+    return "their results run over different axes"
+
+
+def bare(stores: Iterable[Store]) -> Nest:
+    """The nest of stores, its programs numbered by the classes that all of it has."""
+    nest = unify(list(stores))
+    return replace(nest, outer=outer_axes(nest))
+
+
+def _most_work(nest: Nest) -> int:
+    """Positions of the largest store or reduction."""
+    reduces = reductions(s.value for s in nest.stores)
+    return max([*(numel(nest.domain_of(r)) for r in reduces), *(numel(s.domain) for s in nest.stores)])
+
+
+def _splits(nest: Nest, work: int, target: Target) -> list[Nest] | Refusal:
+    """The nest with each of its reduced classes shared out, those with most programs first."""
+    reason = f"{numel(nest.outer)} programs for {work} elements, and the reductions share no axis to split"
+    joined = _joined(nest)
+    found: list[Nest] = []
+    for base in (joined, nest) if joined is not None else (nest,):
+        reduces = reductions(s.value for s in base.stores)
+        swept = [c for c in base.classes if any(base.sweeps(r, c) for r in reduces)]
+        for axis in sorted(swept, key=lambda c: -estimate(c.extent)):
+            refused = _cannot_split(base, axis, reduces, work, target)
+            if refused is None:
+                found.append(replace(base, split=axis))
+            else:
+                reason = f"{numel(nest.outer)} programs for {work} elements{refused}"
+    return found or Refusal(reason)
+
+
+def _joined(nest: Nest) -> Nest | None:
+    """The nest with all classes that the last reductions run over as one; None where it has one, or they differ."""
+    reduces = reductions(s.value for s in nest.stores)
+    inside = {x for r in reduces for x in reductions(r.inputs)}
+    swept = {frozenset(nest.bound[a] for a in r.over) for r in reduces if r not in inside}
+    if len(swept) != 1 or len(*swept) < 2:
+        return None
+    first, *others = (c for c in nest.classes if c in next(iter(swept)))
+    joined: Nest | None = nest
+    for other in others:
+        joined = join(joined, first, other) if joined is not None else None
+        first = next(c for c in joined.classes if c not in nest.classes) if joined is not None else first
+    return joined
+
+
 def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     """Unify axes, find the outer ones, decide on a split."""
-    nest = unify(list(stores))
-    outer = outer_axes(nest)
-    nest = Nest(nest.stores, nest.classes, nest.bound, outer)
+    nest = bare(stores)
     reduces = reductions(s.value for s in nest.stores)
     if not reduces:
         return Refusal(alone) if (alone := _alone(nest, target)) is not None else nest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..analysis.access import assumed_size, load_bytes, operation_cost, storage_bytes
 from ..analysis.nest import opened
+from ..analysis.price import price
 from ..analysis.unify import unify
 from ..ir.expr import Expr, Load, postorder
 from ..ir.kernel import Kernel, ScheduledGroup
@@ -74,6 +75,8 @@ def _kernel_record(
 
 def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int, target: Target) -> float:
     """Of a group's kernels the first does its work; the others finish it, and have bytes to move."""
+    if target.warp and not group.products:
+        return price(kernel, target).total_us
     if kernel is not result.kernels[0]:
         return predict_us(moved, 0.0, 1, target)
     if group.predicted_us is None:

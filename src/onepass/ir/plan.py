@@ -42,6 +42,7 @@ class Group:
     beside: bool = False  # several of them, with nothing in common but their launch
     tiled: bool = False  # every tile of them leaves states of reductions, which another kernel merges
     predicted_us: float | None = None  # of their kernels, where the planner knows more than bytes and operations
+    way: int = 0  # of the ways to number programs, the one that was chosen
 
     @property
     def origins(self) -> tuple[Origin, ...]:

@@ -37,6 +37,7 @@ class Cost:
     nodes: int
     live: int  # values alive at once
     time_us: float
+    way: int = 0  # of the ways to number programs
 
 
 def nest_cost(nest: Nest, target: Target) -> Cost:
@@ -63,7 +64,7 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     buffers = len(reads) + len(nest.stores)
     moved = sum(reads.values()) + written
     if again := across_again(nest, target):
-        moved = int((moved + again) / ACROSS)
+        moved = moved + again
     time_us = predict_us(moved, operations, launches, target)
     live = live_values(opened_values)
     return Cost(sum(reads.values()), written, operations, launches, buffers, nodes, live, time_us)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..analysis.access import numel, storage_bytes
 from ..analysis.inline import reductions
-from ..analysis.legality import analyse
+from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
-from ..ir.expr import Expr, Load, Pointwise, Random, postorder
+from ..ir.expr import Const, Expr, Index, Load, Pointwise, Random, postorder
 from ..ir.limits import NO_LIMITS, Limits
 from ..ir.ops import OPS
 from ..ir.options import Options
@@ -23,6 +25,7 @@ from ..ir.plan import Decision, FusionPlan, Group, Store
 from ..ir.poly import in_range
 from ..ir.program import Define, Extern
 from ..ir.target import Target
+from ..ir.time import Time, total_us
 from .answers import Answers
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
@@ -35,9 +38,25 @@ CHEAP_COST = 6.0  # recomputing less than this per element beats a trip through 
 SIBLING_NEIGHBOURS = 8
 
 
+class Choose(Protocol):
+    """What finds the fastest way to run stores in one kernel (`schedule.group.choose`)."""
+
+    def __call__(self, stores: Iterable[Store], target: Target, bound_us: float) -> Chosen | Refusal: ...
+
+
+class Chosen(Protocol):
+    """That way, and the times of its launches."""
+
+    @property
+    def way(self) -> int: ...
+
+    @property
+    def times(self) -> tuple[Time, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to 'could these be one kernel?'"""
+    """The answer to 'could these be one kernel?' The time of its cost is a bound that no kernel beats."""
 
     cost: Cost | None
     reason: str
@@ -46,9 +65,11 @@ class Verdict:
 class Planner:
     """One planning run."""
 
-    def __init__(self, regions: Regions, target: Target, options: Options, limits: Limits = NO_LIMITS) -> None:
+    def __init__(
+        self, regions: Regions, target: Target, options: Options, choose: Choose, limits: Limits = NO_LIMITS
+    ) -> None:
         self.program, self.target, self.options, self.limits = regions.program, target, options, limits
-        self.regions, self.answers = regions, Answers()
+        self.regions, self.choose, self.answers = regions, choose, Answers()
         self.decisions: list[Decision] = []
         self._restart()
 
@@ -104,7 +125,7 @@ class Planner:
             return Verdict(None, f"on different devices: {', '.join(sorted(devices))}")
         if (bad := masked_failure([s.value for s in stores])) is not None:
             return Verdict(None, bad)
-        nest = analyse(stores, target)
+        nest = bare(stores) if target.warp else analyse(stores, target)
         if isinstance(nest, Refusal):
             return Verdict(None, nest.reason)
         cost = nest_cost(nest, target)
@@ -116,9 +137,28 @@ class Planner:
             return Verdict(None, f"{cost.nodes} operations, limit {self.target.operations_per_kernel}")
         return Verdict(cost, "")
 
+    def price(self, members: list[Define], group: frozenset[int]) -> Verdict:
+        """The same with the time of the kernel that would run."""
+        verdict = self.consider(members, group)
+        if verdict.cost is None or not verdict.cost.launches:
+            return verdict
+        bound, target = verdict.cost, self.limits.narrowed(self.target, members)
+        stored = {*self.graph.stored(members, group)}
+        chosen = self.answers.ask(
+            ("price", target),
+            members,
+            stored,
+            lambda: self.choose(self.graph.stores(members, group), target, bound.time_us),
+        ).value
+        if isinstance(chosen, Refusal):
+            return Verdict(None, chosen.reason)
+        time_us = total_us(chosen.times) + (0.0 if self.target.warp else bound.time_us)
+        return Verdict(replace(bound, time_us=time_us, launches=len(chosen.times), way=chosen.way), "")
+
     def cost(self, number: int) -> Cost | None:
+        """What a group takes as it is now."""
         if number not in self.costs:
-            verdict = self.consider(self.graph.members[number], frozenset((number,)))
+            verdict = self.price(self.graph.members[number], frozenset((number,)))
             if verdict.cost is None:
                 return None
             self.costs[number] = verdict.cost
@@ -265,15 +305,18 @@ class Planner:
         before_a, before_b = self.cost(a), self.cost(b)
         members = sorted([*graph.members[a], *graph.members[b]], key=graph.order)
         verdict = self.consider(members, frozenset((a, b)))
+        apart_us = sum(c.time_us for c in (before_a, before_b) if c is not None)
+        if verdict.cost is not None and verdict.cost.time_us < apart_us:
+            verdict = self.price(members, frozenset((a, b)))
         if verdict.cost is None or before_a is None or before_b is None:
             return self._decide(a, b, kind, False, verdict.reason or "one side cannot stand alone", 0.0, 0)
         after = verdict.cost
-        gain = before_a.time_us + before_b.time_us - after.time_us
+        gain = apart_us - after.time_us
         moved = (
             sum(c.bytes_read + c.bytes_written for c in (before_a, before_b)) - after.bytes_read - after.bytes_written
         )
         if gain <= 0:
-            reason = f"predicted {after.time_us:.1f} us together, {before_a.time_us + before_b.time_us:.1f} us apart"
+            reason = f"predicted {after.time_us:.1f} us together, {apart_us:.1f} us apart"
             return self._decide(a, b, kind, False, reason, gain, moved)
         reason = f"saves {gain:.1f} us and {moved} bytes"
         self._decide(a, b, kind, True, reason, gain, moved)
@@ -305,7 +348,9 @@ class Planner:
                 stores = graph.stores(graph.members[n], frozenset((n,)))
                 if stores:
                     kind = n in self.locked, n in self.beside, n in self.tiled
-                    steps.append(Group(stores, tuple(graph.members[n]), *kind, self.predicted_us.get(n)))
+                    cost = None if n in self.locked else self.cost(n)
+                    way = cost.way if cost is not None else 0
+                    steps.append(Group(stores, tuple(graph.members[n]), *kind, self.predicted_us.get(n), way))
             for s in graph.successors[n]:
                 waiting[s] -= 1
                 if waiting[s] == 0:
@@ -313,9 +358,11 @@ class Planner:
         return tuple(steps)
 
 
-def plan_fusion(regions: Regions, target: Target, options: Options, limits: Limits = NO_LIMITS) -> FusionPlan:
-    """The fusion plan of a program for a target, its matrix products decided on."""
-    return Planner(regions, target, options, limits).run()
+def plan_fusion(
+    regions: Regions, target: Target, options: Options, choose: Choose, limits: Limits = NO_LIMITS
+) -> FusionPlan:
+    """The fusion plan of a program for a target, its matrix products decided on. `choose`: how stores run best."""
+    return Planner(regions, target, options, choose, limits).run()
 
 
 def element_cost(value: Expr) -> float:
@@ -344,10 +391,36 @@ def _plain(load: Load) -> bool:
 def masked_failure(values: list[Expr]) -> str | None:
     """A value that may raise must not be computed where its reader would not look."""
     nodes = list(postorder(values))
-    masked = any(
-        isinstance(e, Load)
-        and not all(in_range(p, s) or p.indirects() for p, s in zip(e.index, e.buffer.shape, strict=True))
-        for e in nodes
-    )
-    failing = masked and any(may_fail(v) for v in values)
-    return "it may raise outside its region" if failing else None
+    if not any(isinstance(e, Load) and _is_masked(e) for e in nodes):
+        return None
+    failing = [e for e in nodes if isinstance(e, Pointwise) and OPS[e.op].integer_raises and not e.dtype.is_float]
+    return None if all(_is_inside_when_masked(e) for e in failing) else "it may raise outside its region"
+
+
+def _is_masked(load: Load) -> bool:
+    """Whether it may be asked for a position that the buffer does not have; it is 0 there."""
+    return not all(in_range(p, s) or p.indirects() for p, s in zip(load.index, load.buffer.shape, strict=True))
+
+
+def _is_inside_when_masked(e: Pointwise) -> bool:
+    """Whether an index is one of its dimension wherever what it is read from is masked."""
+    if e.op not in ("wrap_index", "check_index"):
+        return False
+    found, size = _when_masked(e.args[0]), e.args[1]
+    most = size.poly.constant if isinstance(size, Index) else None
+    return found is not None and most is not None and all(0 <= value < most for value in found)
+
+
+def _when_masked(e: Expr) -> set[int] | None:
+    """The numbers a value may be where all that it reads is masked; None where they are not known."""
+    match e:
+        case Const(value=int() as number):
+            return {number}
+        case Load() if _is_masked(e):
+            return {0}
+        case Pointwise(op="where"):
+            sides = [_when_masked(a) for a in e.args[1:]]
+            return set().union(*(s for s in sides if s is not None)) if None not in sides else None
+        case Pointwise(op="cast") if e.dtype.is_integer and e.args[0].dtype.is_integer:
+            return _when_masked(e.args[0])
+    return None

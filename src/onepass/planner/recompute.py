@@ -71,7 +71,7 @@ def _try(planner: Planner, define: Define, number: int, users: list[int]) -> boo
     touched = {b for d in chain for b in (d.buffer, *graph.reads[d])}
     undo_consumers = {b: set(graph.consumers.get(b, ())) for b in touched}
     _absorb(planner, define, chain, users)
-    after = [planner.consider(graph.members[n], frozenset((n,))).cost for n in (number, *users)]
+    after = [planner.price(graph.members[n], frozenset((n,))).cost for n in (number, *users)]
     gain, moved = 0.0, 0
     for old, new in zip(before, after, strict=True):
         if old is not None and new is not None:

@@ -6,24 +6,27 @@ the same monoid and computes what depends on the result.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
 from ..analysis.beside import contract_each
 from ..analysis.carried import CARRIED_ROWS
 from ..analysis.inline import reductions
-from ..analysis.legality import analyse, collapsed, outer_axes, programs_of
+from ..analysis.legality import outer_axes, programs_of, ways
 from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
+from ..analysis.price import price
 from ..analysis.rows import arrange
 from ..analysis.tile_states import contract_tiles
 from ..errors import VerifyError
-from ..ir.choice import FIRST, Adjustment, Choice
+from ..ir.choice import AS_RULED, FIRST, Adjustment, Choice
 from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import ScheduledGroup
-from ..ir.plan import Group
+from ..ir.plan import Group, Store
 from ..ir.poly import Axis, Poly
-from ..ir.program import Buffer, contiguous_strides
+from ..ir.program import Buffer, Origin, contiguous_strides
 from ..ir.target import Target
+from ..ir.time import Time, total_us
 from .adjust import adjusted_chunk
 from .beside import schedule_beside
 from .contraction_split import schedule_contraction
@@ -36,6 +39,7 @@ from .tiles import TileScheduler
 
 ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
 PROGRAM_ELEMENTS = 1 << 15  # work enough for a program of its own
+NEAR = 1.1  # times its bound, where no other way is looked for
 CARRIED_ELEMENTS = 8192  # of the rows that the programs of one processor hold at once
 
 
@@ -60,19 +64,51 @@ def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIR
         if isinstance(contraction, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {contraction.reason}")
         return schedule_contraction(contraction, target, name, group.origins, choice.candidate)
-    nest = analyse(group.stores, target)
-    if isinstance(nest, Refusal):
-        raise VerifyError(f"group {name} cannot be scheduled: {nest.reason}")
-    nest = collapsed(nest, target)
+    found = ways(group.stores, target)
+    if isinstance(found, Refusal):
+        raise VerifyError(f"group {name} cannot be scheduled: {found.reason}")
     if choice.candidate:
         held = target.held_elements >> (2 * choice.candidate - 2)
         each = target.thread_elements >> (choice.candidate + 1)
         registers = target.registers >> choice.candidate
         target = replace(target, held_elements=held, thread_elements=each, registers=registers)
+    return build(found[group.way], target, name, group.origins, choice.adjustment)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The fastest of the ways to run stores in one kernel, and its launches."""
+
+    way: int
+    nest: Nest
+    times: tuple[Time, ...]
+
+
+def choose(stores: Iterable[Store], target: Target, bound_us: float) -> Chosen | Refusal:
+    """How stores run best as one kernel: every way is built and priced, unless one comes near `bound_us`."""
+    found = ways(stores, target)
+    if isinstance(found, Refusal):
+        return found
+    best: Chosen | None = None
+    for way, nest in enumerate(found):
+        built = build(nest, target, "k", ())
+        chosen = Chosen(way, nest, tuple(price(k, target) for k in built.kernels))
+        if best is None or total_us(chosen.times) < total_us(best.times):
+            best = chosen
+        if total_us(best.times) <= NEAR * bound_us:
+            break
+    assert best is not None
+    return best
+
+
+def build(
+    nest: Nest, target: Target, name: str, origins: tuple[Origin, ...], adjustment: Adjustment = AS_RULED
+) -> ScheduledGroup:
+    """The kernels of a nest."""
     if nest.split is None:
-        scheduler = _scheduler(nest, target)(nest, target, None, choice.adjustment)
-        return ScheduledGroup((scheduler.build(name, group.origins),))
-    return _split(nest, nest.split, group, target, name, choice.adjustment)
+        scheduler = _scheduler(nest, target)(nest, target, None, adjustment)
+        return ScheduledGroup((scheduler.build(name, origins),))
+    return _split(nest, nest.split, origins, target, name, adjustment)
 
 
 def _scheduler(nest: Nest, target: Target) -> type[NestScheduler]:
@@ -81,7 +117,9 @@ def _scheduler(nest: Nest, target: Target) -> type[NestScheduler]:
     return TileScheduler if pieces_of(nest, target) is None else PieceScheduler
 
 
-def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str, adjustment: Adjustment) -> ScheduledGroup:
+def _split(
+    nest: Nest, axis: Axis, origins: tuple[Origin, ...], target: Target, name: str, adjustment: Adjustment
+) -> ScheduledGroup:
     ends = [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
     outer, device = nest.outer, nest.stores[0].buffer.device
     size = adjusted_chunk(_chunk_size(nest, axis, ends, target), axis, adjustment)
@@ -105,9 +143,9 @@ def _split(nest: Nest, axis: Axis, group: Group, target: Target, name: str, adju
     else:
         head = Nest(tuple(first), (*nest.classes, number), nest.bound, (*outer, number), axis)
         chunks = {axis: (number, size)}
-    kernel = _scheduler(head, target)(head, target, chunks, adjustment).build(f"{name}_partial", group.origins)
+    kernel = _scheduler(head, target)(head, target, chunks, adjustment).build(f"{name}_partial", origins)
     tail = _finish(nest, number, partial)
-    finish = _scheduler(tail, target)(tail, target).build(f"{name}_finish", group.origins)
+    finish = _scheduler(tail, target)(tail, target).build(f"{name}_finish", origins)
     return ScheduledGroup((kernel, finish), tuple(workspace))
 
 

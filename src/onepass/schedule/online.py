@@ -48,7 +48,7 @@ def find_online(
     inner = leader.domain - axes
     size = product(a.extent for a in inner)
     row_bytes = max((e.buffer.dtype.bytes for e in postorder(leader.values) if isinstance(e, Load)), default=0)
-    if len(inner) != 1 or inner & scheduler.chunks.keys() or estimate(size) * row_bytes <= scheduler.target.cache_bytes:
+    if len(inner) != 1 or inner & scheduler.chunks.keys() or estimate(size) * row_bytes <= scheduler.found_again_bytes:
         return None
     if len(scheduler.pieces(next(iter(inner)), [leader, *second])) > 1:
         return None

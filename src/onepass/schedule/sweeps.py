@@ -362,6 +362,11 @@ class NestScheduler:
             self._point(items, lane.poly())
 
     @property
+    def found_again_bytes(self) -> int:
+        """Bytes of a row that a second sweep finds in a cache."""
+        return self.target.cache_bytes
+
+    @property
     def online_block(self) -> int:
         """Positions whose maximum is taken before their terms are added."""
         return ONLINE_BLOCK

@@ -16,6 +16,7 @@ from ..analysis.legality import NARROW_COLUMNS
 from ..analysis.nest import COLUMN_ELEMENTS, LINE_LANES, Nest, aligned_along, offsets, swept_again
 from ..ir.expr import Load, Random, postorder
 from ..ir.poly import Axis, Poly
+from ..ir.program import Buffer
 from ..ir.target import Target
 from .layout import AxisOrder, access_scores
 
@@ -217,9 +218,9 @@ def _alone(nest: Nest, vector: Axis, threads: int, aligned: bool, target: Target
 
 
 def _width(nest: Nest) -> int:
-    """Bytes of the widest type that is read."""
-    loads = (e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load))
-    return max((e.buffer.dtype.bytes for e in loads), default=4)
+    """Bytes of the widest type that is read whole: a label beside each row does not count."""
+    loads = [e.buffer for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
+    return _widest(loads, 4)
 
 
 def carrying(nest: Nest) -> Axis | None:
@@ -260,10 +261,15 @@ def power_below(size: int) -> int:
 def _budget(nest: Nest, target: Target) -> int:
     """Elements of a streaming tile: 128 threads with 32 bytes each of the widest type that is read or written whole."""
     loads = [e.buffer for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
-    sizes = {b: numel(b.shape) for b in (*loads, *(s.buffer for s in nest.stores))}
-    most = max(sizes.values(), default=0)
-    widest = max((b.dtype.bytes for b, size in sizes.items() if 8 * size >= most), default=4)
+    widest = _widest([*loads, *(s.buffer for s in nest.stores)], 4)
     return 4 * target.warp * max(4, min(16, 32 // widest))
+
+
+def _widest(buffers: Sequence[Buffer], default: int) -> int:
+    """Bytes of the widest type among the large ones of some buffers."""
+    sizes = {b: numel(b.shape) for b in buffers}
+    most = max(sizes.values(), default=0)
+    return max((b.dtype.bytes for b, size in sizes.items() if 8 * size >= most), default=default)
 
 
 def _held(

@@ -7,10 +7,11 @@ whose every step opens a tile of lanes, with one state per lane until the sweep 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..analysis.access import numel, power_above
+from ..analysis.access import estimate, numel, power_above
 from ..analysis.nest import direct_reductions
 from ..ir.expr import Expr, Part, Reduce
 from ..ir.kernel import (
@@ -43,6 +44,7 @@ from .sweeps import Item, NestScheduler, when
 from .tile_layout import TileLayout, choose_tiles
 
 PEELED = 8  # whole blocks from which a sweep's last block, which needs masks, is worth code of its own
+PROCESSOR_THREADS = 2048  # that run at once on a processor
 NARROW_ELEMENTS = 1 << 31  # offsets below this fit 32 bits
 
 
@@ -243,6 +245,14 @@ class TileScheduler(NestScheduler):
         if axis not in self.builder.here.bindings:
             self._open_strip(axis, start, whole=whole)
         self._point(items, self._position)
+
+    @property
+    def found_again_bytes(self) -> int:
+        """The chip's cache is shared by the rows of all programs that run at once."""
+        programs = math.prod(estimate(g.extent) for g in self.grid)
+        threads = self.layout.warps * self.target.warp
+        at_once = min(max(1, programs), self.target.processors * max(1, PROCESSOR_THREADS // threads))
+        return self.target.chip_cache_bytes // (2 * at_once)
 
     @property
     def online_block(self) -> int:

@@ -1,0 +1,408 @@
+"""What a kernel takes on a target: the only prediction of time.
+
+In: the built `Kernel`, so what is priced is what runs. The statements are walked once with the number of times each is
+executed and the lanes it is executed for; lanes beyond the end of an axis idle but take their time. Out: a `Time`, one
+number for each limit a kernel may meet. Rates come from the target's table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..ir.kernel import (
+    Accumulate,
+    Accumulator,
+    Contract,
+    Finish,
+    Fold,
+    GridAxis,
+    Kernel,
+    Let,
+    LoadElement,
+    LoadTile,
+    Loop,
+    Operand,
+    RandomWord,
+    Rescale,
+    Share,
+    Start,
+    Statement,
+    StoreElement,
+    StoreTile,
+    Tile,
+    Var,
+    When,
+)
+from ..ir.monoids import MONOIDS
+from ..ir.ops import OPS
+from ..ir.poly import Atom, Axis, Poly, Symbol
+from ..ir.program import Buffer
+from ..ir.target import Target
+from ..ir.time import Time
+from .access import RANDOM_COST, assumed_size, estimate, storage_bytes
+
+SECTOR, LINE = 32, 64  # bytes that memory hands out at once: to a GPU, to a core
+SAMPLES = 8  # positions of an axis that stand for all
+RARE = 0.05  # of the programs, those that enter a guarded block
+LOAD_US, FOLD_US, ISSUE_US = 0.45, 0.35, 0.002
+BASE_REGISTERS, AHEAD_REGISTERS, MOST_PROGRAMS, MOST_THREADS = 20.0, 16.0, 32, 2048
+BUSY_WARPS = 4.0
+OWN_SHARE = 3.0
+CACHE_PART, NEAR_BYTES, CACHE_ADDS, PAGE = 0.3, 64 << 10, 0.05, 50.0
+PIPELINED = 0.6
+# What lanes of a GPU take for operations that its hardware helps with, or hinders.
+GPU_COSTS = {
+    "exp": 6.0,
+    "exp2": 4.0,
+    "log": 7.0,
+    "log2": 5.0,
+    "sin": 40.0,
+    "cos": 40.0,
+    "tan": 60.0,
+    "div": 6.0,
+    "rsqrt": 4.0,
+}
+GPU_MONOIDS = {"argmax": 30.0, "argmin": 30.0, "welford": 20.0, "welford_merge": 20.0}
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """What all programs move of one buffer, in bytes. `places`: where accesses start -> the most that one asks for,
+    and the stretch of neighbours that it reads together."""
+
+    places: dict[int, tuple[float, float]] = field(default_factory=dict)
+    touched: float = 0.0
+    sectors: float = 0.0
+    pass_bytes: float = 0.0  # of the lines that one pass of a loop over lanes touches, at most
+
+    def add(self, start: int, asked: float, sectors: float, run: float, pass_bytes: float) -> None:
+        self.pass_bytes = max(self.pass_bytes, pass_bytes)
+        self.places[start] = max(self.places.get(start, (0.0, 0.0)), (asked, run))
+        self.touched += asked
+        self.sectors += sectors
+
+
+class _Program:
+    """What one program of a grid does, by one walk over its statements."""
+
+    def __init__(self, grid: Iterable[GridAxis], target: Target, stages: int, threads: int) -> None:
+        self.target, self.stages, self.threads = target, stages, threads
+        self.extents: dict[Axis, int] = {g.axis: max(1, estimate(g.extent)) for g in grid}
+        self.count = math.prod(self.extents.values())
+        self.tiles: dict[Axis, tuple[int, float]] = {}  # open tile axis -> lanes, the part of them that counts
+        self.axes: dict[str, frozenset[Axis]] = {}  # a value -> the tile axes it varies along
+        self.operations = self.products = 0.0
+        self.clock = 0  # statements so far
+        self.made: dict[str, tuple[int, float]] = {}  # a value -> when it was made, its registers of one thread
+        self.used: dict[str, int] = {}  # when it was last used
+        self.traffic: dict[Buffer, _Traffic] = {}
+
+    # --- statements ---
+
+    def block(self, body: tuple[Statement, ...], times: float) -> float:
+        """Walk a block that runs so many times; the microseconds of one pass through its steps in order."""
+        opened = dict(self.tiles)
+        waits = own = 0.0
+        for s in body:
+            self.clock += 1
+            match s:
+                case Tile():
+                    self.tiles[s.axis] = s.lanes, self._valid(s)
+                case Loop():
+                    waits += self._loop(s, times)
+                case When():
+                    waits += self.block(s.body, times * RARE) * RARE
+                case LoadElement() | LoadTile():
+                    own = max(own, LOAD_US * (2 if _indirect(s.offset) else 1))
+                    self._load(s, times)
+                case StoreElement() | StoreTile():
+                    self._store(s, times)
+                case Fold() | Finish():
+                    waits += self._fold(s, times)
+                case _:
+                    waits += self._compute(s, times)
+        self.tiles = opened
+        return waits + own
+
+    def _vector(self, s: Loop, times: float) -> float:
+        """A loop whose positions run as lanes, in a program that is one thread."""
+        opened = dict(self.tiles)
+        lanes = max(1, round(self._steps(s)))
+        self.tiles[s.axis] = lanes, 1.0
+        spent = self.block(s.body, times)
+        self.tiles = opened
+        return spent
+
+    def _loop(self, s: Loop, times: float) -> float:
+        if s.kind != "sweep":
+            return self._vector(s, times)
+        steps, before = max(1.0, self._steps(s)), self.clock
+        self.extents[s.axis] = max(1, math.ceil(steps))
+        loads = any(isinstance(x, LoadElement | LoadTile) for x in s.body)
+        step = self.block(s.body, times * steps)
+        for name, when in self.used.items():  # what comes from before the loop stays until it ends
+            if when > before and self.made.get(name, (before,))[0] <= before:
+                self.used[name] = self.clock
+        if self.stages > 1 and loads:  # loads run ahead
+            step = max(step - LOAD_US, step * PIPELINED)
+        return steps * step
+
+    def _steps(self, s: Loop) -> float:
+        most = estimate(s.extent)
+        if s.limit is not None:
+            most = min(most, max(0, round(self._mean(s.limit, 0, most))))
+        if not s.after and not s.before:
+            return most
+        positions = dict(self.extents)
+        total = 0.0
+        for k in range(SAMPLES):
+            at: dict[Atom, int] = {a: int((k + 0.5) * n / SAMPLES) for a, n in positions.items()}
+            low = max([0, *(self._value(p, at) for p in s.after)])
+            high = min([most, *(self._value(p, at) for p in s.before)])
+            total += max(0, high - low)
+        return total / SAMPLES
+
+    def _compute(self, s: Statement, times: float) -> float:
+        match s:
+            case Let():
+                axes, cost = self._of(s.args), GPU_COSTS.get(s.op, OPS[s.op].cost)
+                self._define(s.var, axes)
+            case RandomWord():
+                axes, cost = self._of([s.index]), RANDOM_COST
+                self._define(s.var, axes)
+            case Start():
+                self._keep(s.accumulator)
+                return 0.0
+            case Accumulate():
+                monoid = s.accumulator.monoid
+                axes = self._of(s.inputs) | self._open(s.accumulator.tiles)
+                cost = GPU_MONOIDS.get(monoid, MONOIDS[monoid].cost)
+                self.used[s.accumulator.name] = self.clock
+            case Rescale():
+                axes, cost = self._open(s.accumulator.tiles) | self._of([s.factor]), 1.0
+            case Contract():
+                axes, cost = self._of([s.left, s.right]), 0.0
+                self._define(s.var, axes - set(s.summed))
+                self.products += times * self._lanes(axes)
+            case _:
+                return 0.0
+        return self._operate(axes, cost, times)
+
+    def _define(self, var: Var, axes: frozenset[Axis]) -> None:
+        self.axes[var.name] = axes
+        words = max(1.0, var.dtype.bytes / 4) if var.dtype.is_float else var.dtype.bytes / 4
+        self.made[var.name] = self.clock, words * max(1.0, self._lanes(axes) / self.threads)
+
+    def _keep(self, accumulator: Accumulator) -> None:
+        words = sum(max(1.0, d.bytes / 4) for d in accumulator.dtypes)
+        states = max(1.0, self._lanes(self._open(accumulator.tiles)) / self.threads)
+        self.made[accumulator.name] = self.clock, words * states
+
+    @property
+    def live(self) -> float:
+        """Registers of a thread that values alive at once fill, at most."""
+        changes: dict[int, float] = {}
+        for name, (made, size) in self.made.items():
+            if (used := self.used.get(name, made)) > made:
+                changes[made] = changes.get(made, 0.0) + size
+                changes[used] = changes.get(used, 0.0) - size
+        alive = most = 0.0
+        for when in sorted(changes):
+            alive += changes[when]
+            most = max(most, alive)
+        return most
+
+    def _operate(self, axes: frozenset[Axis], cost: float, times: float) -> float:
+        lanes = self._lanes(axes)
+        self.operations += times * cost * max(lanes, self.threads if axes else 32)
+        return cost * ISSUE_US * max(1.0, lanes / self.threads)
+
+    def _fold(self, s: Fold | Finish, times: float) -> float:
+        if isinstance(s, Fold):
+            axes, over, monoid = self._of(s.inputs), frozenset(s.over), s.monoid
+        else:
+            over, monoid = self._open(s.accumulator.folded), s.accumulator.monoid
+            axes = self._open(s.accumulator.tiles)
+        for v in s.parts:
+            self._define(v, axes - over)
+        if isinstance(s, Finish):
+            self.used[s.accumulator.name] = self.clock
+        if not over:
+            return 0.0
+        spent = self._operate(axes, GPU_MONOIDS.get(monoid, MONOIDS[monoid].cost), times)
+        return spent + FOLD_US * len(s.parts)
+
+    # --- memory ---
+
+    def _load(self, s: LoadElement | LoadTile, times: float) -> None:
+        buffer = s.buffer if isinstance(s, LoadElement) else s.descriptor.buffer
+        axes = self._of([s.offset])
+        self._define(s.var, axes)
+        self._move(buffer, s.offset, axes, times)
+
+    def _store(self, s: StoreElement | StoreTile, times: float) -> None:
+        buffer = s.buffer if isinstance(s, StoreElement) else s.descriptor.buffer
+        self._move(buffer, s.offset, self._of([s.offset, s.value]), times)
+
+    def _move(self, buffer: Buffer, offset: Poly, axes: frozenset[Axis], times: float) -> None:
+        width = buffer.dtype.bytes
+        lanes, run = self._distinct(offset, axes)
+        asked = self.count * times * lanes * width
+        run *= width
+        line = SECTOR if self.target.warp else LINE
+        inflated = 1.0 if run >= 4 * line else (math.ceil(run / line) * line) / run
+        start = sum(c for m, c in offset.terms if not m)
+        self.traffic.setdefault(buffer, _Traffic()).add(start, asked, asked * inflated, run, lanes * width * inflated)
+
+    def _distinct(self, offset: Poly, axes: frozenset[Axis]) -> tuple[float, float]:
+        """Elements that one execution accesses, and how many of them lie side by side in memory."""
+        at: dict[Atom, int] = dict.fromkeys(offset.axes, 0)
+        first, steps, total = self._value(offset, at), [], 1.0
+        for a in axes:
+            lanes = self.tiles[a][0] * self.tiles[a][1]
+            if a in offset.axes:
+                step = abs(self._value(offset, {**at, a: 1}) - first)
+                far = abs(self._value(offset, {**at, a: self.tiles[a][0] - 1}) - first)
+                lanes = lanes if step else min(lanes, far + 1.0)
+                steps.append((step, lanes))
+            total *= lanes
+        run = 1.0
+        for step, lanes in sorted(steps):
+            if 0 < step <= run:
+                run = max(run, step * lanes)
+        return total, run
+
+    # --- sizes ---
+
+    def _of(self, operands: Iterable[Operand]) -> frozenset[Axis]:
+        """The open tile axes along which operands vary."""
+        found: set[Axis] = set()
+        for o in operands:
+            if isinstance(o, Var):
+                self.used[o.name] = self.clock
+                found |= self.axes.get(o.name, frozenset())
+            elif isinstance(o, Poly):
+                found |= {a for a in o.axes if a in self.tiles}
+                for symbol in o.symbols():
+                    self.used[symbol.name] = self.clock
+                    found |= self.axes.get(symbol.name, frozenset())
+        return frozenset(a for a in found if a in self.tiles)
+
+    def _open(self, axes: Iterable[Axis]) -> frozenset[Axis]:
+        return frozenset(a for a in axes if a in self.tiles)
+
+    def _lanes(self, axes: Iterable[Axis]) -> float:
+        return math.prod((self.tiles[a][0] for a in axes), start=1.0)
+
+    def _valid(self, tile: Tile) -> float:
+        """The part of a tile's lanes that counts, in the mean."""
+        part = 1.0
+        for limit in tile.limits:
+            part = min(part, self._mean(limit, 0, tile.lanes) / tile.lanes)
+        return max(part, 1.0 / tile.lanes)
+
+    def _mean(self, poly: Poly, low: int, high: int) -> float:
+        """A number between two bounds, in the mean over the positions of the axes it depends on."""
+        axes = [a for a in poly.axes if a in self.extents]
+        if not axes:
+            return min(high, max(low, self._value(poly, {})))
+        longest = max(axes, key=lambda a: self.extents[a])
+        n = self.extents[longest]
+        base: dict[Atom, int] = dict.fromkeys(poly.axes, 0)
+        last = min(high, max(low, self._value(poly, {**base, longest: n - 1})))
+        if n == 1:
+            return last
+        others = [int((k + 0.5) * (n - 1) / SAMPLES) for k in range(min(SAMPLES, n - 1))]
+        rest = [min(high, max(low, self._value(poly, {**base, longest: k}))) for k in others]
+        return (last + (n - 1) * sum(rest) / len(rest)) / n
+
+    def _value(self, poly: Poly, at: dict[Atom, int]) -> int:
+        known: dict[Atom, int] = {**dict.fromkeys(poly.axes, 0), **at}
+        for s in poly.symbols():
+            known[s] = 0 if s.name in self.axes else assumed_size(s)
+        return poly.evaluate(known)
+
+
+def price(kernel: Kernel, target: Target) -> Time:
+    """The predicted time of one launch."""
+    if not target.warp:
+        return _wasted(kernel, target)
+    shares = [(s.grid, s.body) for s in kernel.body if isinstance(s, Share)]
+    threads = max(1, kernel.warps) * target.warp
+    times = []
+    for grid, body in shares or [(kernel.grid, kernel.body)]:
+        program = _Program(grid, target, kernel.stages, threads)
+        waits = program.block(body, 1.0)
+        times.append(_time(kernel, program, waits, target))
+    (time,) = times if len(times) == 1 else [_side_by_side(times)]
+    return time
+
+
+def _time(kernel: Kernel, p: _Program, waits: float, target: Target) -> Time:
+    resident = _resident(kernel, p, target)
+    places = target.processors * resident
+    programs = estimate(kernel.programs) if kernel.resident else p.count
+    rounds = p.count / places
+    if rounds <= 8:
+        rounds = math.ceil(rounds)
+    busy = min(1.0, programs / target.processors)
+    warps = min(resident, max(1.0, programs / target.processors)) * kernel.warps
+    scalar = p.count * p.operations / (target.operations_per_us * busy * min(1.0, warps / BUSY_WARPS))
+    matrix = p.count * p.products / (target.products_per_us * busy) if p.products else 0.0
+    return Time(
+        memory_us=_memory(p, min(1.0, OWN_SHARE * busy), places, target),
+        scalar_us=scalar,
+        matrix_us=matrix,
+        serial_us=rounds * waits,
+        launch_us=target.launch_us,
+        programs=p.count,
+        resident=resident,
+    )
+
+
+def _resident(kernel: Kernel, p: _Program, target: Target) -> int:
+    """Programs that one processor holds at once, as far as values say before the kernel is built."""
+    by_threads = MOST_THREADS // p.threads
+    registers = min(255.0, BASE_REGISTERS + p.live + (AHEAD_REGISTERS if kernel.stages else 0.0))
+    by_registers = int(target.registers / (registers * p.threads))
+    return max(1, min(by_threads, by_registers, MOST_PROGRAMS))
+
+
+def _memory(p: _Program, share: float, places: int, target: Target) -> float:
+    """First touches at the rate of memory, everything else at the rate of the cache that all processors share."""
+    fetched = cached = 0.0
+    active = min(1.0, places / p.count)
+    for buffer, t in p.traffic.items():
+        asked = sum(a for a, _ in t.places.values())
+        unique = min(asked, max(t.touched / max(1, p.count), float(storage_bytes(buffer)), 1.0))
+        again = max(0.0, t.sectors - unique)
+        stays = min(unique, t.touched * active) <= CACHE_PART * target.chip_cache_bytes
+        scattered = sum(a * (1.0 + PAGE / run) for a, run in t.places.values()) / max(1.0, asked)
+        fetched += (unique if stays else unique + again) * scattered
+        cached += t.sectors if unique > NEAR_BYTES else min(t.sectors, unique * min(target.processors, p.count))
+    memory, cache = fetched / target.memory_bytes_per_us, cached / target.cache_bytes_per_us
+    return (max(memory, cache) + CACHE_ADDS * min(memory, cache)) / share
+
+
+def _side_by_side(times: list[Time]) -> Time:
+    raise NotImplementedError
+
+
+def _wasted(kernel: Kernel, target: Target) -> Time:
+    """What a program of threads moves of cache lines without using them: rows that lie across memory.
+
+    Lines of one pass that a core's cache cannot hold until the next pass come from memory each time.
+    """
+    program = _Program(kernel.grid, target, 0, 1)
+    program.block(kernel.body, 1.0)
+    across = [t for t in program.traffic.values() if t.sectors > t.touched]
+    held = sum(t.pass_bytes for t in across) <= target.cache_bytes // 2
+    wasted = 0.0 if held else sum(t.sectors - t.touched for t in across)
+    busy = min(1.0, program.count / target.processors)
+    return Time(memory_us=wasted / (target.memory_bytes_per_us * busy), programs=program.count, resident=1)
+
+
+def _indirect(offset: Poly) -> bool:
+    return any(isinstance(a, Symbol) and a.hint is None and not a.lower for a in offset.atoms())
