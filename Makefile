@@ -6,12 +6,13 @@ WORKERS ?= 2
 SET ?= memory
 N ?= 5000
 SEED ?= 0
+ONLY ?= *
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOURCES := src tests tools
 
-.PHONY: help demo test gpu gpu-sanitize sanitize check golden fuzz opdb bench clean
+.PHONY: help demo test gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench clean
 
 help:
 	@echo "make demo     several real workloads: checked, explained, timed"
@@ -20,6 +21,7 @@ help:
 	@echo "make sanitize the test suite with kernels built by AddressSanitizer (gcc; slow)"
 	@echo "make check    formatting, lint, types, line budgets"
 	@echo "make golden   regenerate the golden files"
+	@echo "make oracle   every decision for a corpus and five chips beside the recorded ones; UPDATE=1 records them"
 	@echo "make fuzz     N=5000 random programs from SEED=0 (resumes where it stopped)"
 	@echo "make opdb     every sample of torch's operator database (resumes where it stopped)"
 	@echo "make bench    speed beside eager, Inductor, XLA and hand-written kernels, on the GPU if there is one"
@@ -70,6 +72,9 @@ check: $(STAMP)
 
 golden: $(STAMP)
 	$(BIN)/python -m pytest -q --update-golden tests/golden tests/docs
+
+oracle: $(STAMP)
+	PYTHONPATH=src:. $(BIN)/python -m tests.oracle --workers $(WORKERS) --only "$(ONLY)" $(if $(UPDATE),--update)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --n $(N) --seed $(SEED) --workers $(WORKERS)

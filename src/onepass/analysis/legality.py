@@ -235,7 +235,7 @@ def _crossing(nest: Nest) -> str | None:
     outer = frozenset(nest.outer)
     for s in nest.stores:
         free = {r: frozenset(nest.bound.get(a, a) for a in r.axes) - outer for r in reductions([s.value])}
-        chain = sorted(set(free.values()), key=len)
+        chain = sorted(set(free.values()), key=lambda axes: (len(axes), sorted(map(repr, axes))))
         for small, large in itertools.pairwise(chain):
             if not small <= large:
                 names = " and ".join(str(sorted(map(repr, x))) for x in (small, large))

@@ -1,0 +1,102 @@
+"""Planning without building: what the compiler decides for a program and a target, and the texts it would build.
+
+Tensors have no memory and the builder no compiler, so a program takes a tenth of a second. A kernel that no chip's
+compiler has seen has no registers and no spills: the decisions recorded are those of the first schedules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onepass
+from onepass import compilation
+from onepass.ir.record import CompileRecord
+from onepass.ir.source import KernelSource
+from onepass.ir.target import targets
+from tests.oracle.program import Program
+
+PROCESSORS = 2  # of the target "cpu", whatever this machine has
+OPTIONS = {"tune": "off", "cache": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The records of a program's graphs, and the keys of the texts of their kernels."""
+
+    records: tuple[CompileRecord, ...]
+    keys: tuple[str, ...]
+
+
+class NoCompiler:
+    """A builder that keeps the keys of sources and builds nothing. No two share a build."""
+
+    _count = itertools.count()
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self._fingerprint = f"no compiler {next(self._count)}"
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def build(self, source: KernelSource, output: Path) -> None:
+        self.keys.add(source.key)
+        output.write_text(source.text)
+
+    def load(self, path: Path, source: KernelSource) -> Callable[..., Any]:
+        path.unlink()
+        return _never_called
+
+
+def _never_called(*_: Any) -> Any:
+    raise RuntimeError("nothing was built")
+
+
+@contextmanager
+def without_compilers() -> Iterator[NoCompiler]:
+    """Graphs compiled here are planned, scheduled and emitted."""
+    builder = NoCompiler()
+    with mock.patch.object(compilation, "builder_for", lambda _target: builder):
+        yield builder
+
+
+@contextmanager
+def same_everywhere() -> Iterator[None]:
+    """Plans for the CPU are those of a machine with two cores; the environment sets no option."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("ONEPASS_")}
+    with mock.patch.object(os, "cpu_count", lambda: PROCESSORS), mock.patch.dict(os.environ, plain, clear=True):
+        targets.cache_clear()
+        try:
+            yield
+        finally:
+            targets.cache_clear()
+
+
+def plan(program: Program, target: str) -> Planned:
+    """What becomes of a program on a target."""
+    torch.manual_seed(0)
+    with without_compilers() as builder, same_everywhere(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gradients = program.train or program.recorded
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(gradients):
+            arguments = program.arguments()
+            if program.train:
+                arguments = tuple(_with_gradient(a) for a in arguments)
+            e = onepass.explain(program.function, *arguments, target=target, options=OPTIONS)
+    return Planned(tuple(e.graphs), tuple(sorted(builder.keys)))
+
+
+def _with_gradient(value: Any) -> Any:
+    wanted = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.requires_grad_() if wanted else value
