@@ -15,9 +15,9 @@ import onepass
 from onepass.backend import record_compilations
 from onepass.planner import contractions
 from onepass.schedule import contraction_split as split
+from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
 from tests.contractions.spellings import heads, scores
-from tests.contractions.test_builds import TARGETS
 
 pytest.importorskip("triton")
 Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
@@ -149,7 +149,7 @@ def test_float32_without_a_matrix_unit_stays_with_the_library() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 def test_builds(monkeypatch: pytest.MonkeyPatch, target: str, batch: int) -> None:
     monkeypatch.setattr(contractions, "ONE_ROW", 1.2)  # the library is as fast here, and would be asked
     with FakeTensorMode(), torch.no_grad():
