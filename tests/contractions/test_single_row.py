@@ -125,6 +125,7 @@ def test_dynamic_keys() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 128])
+@pytest.mark.rotating
 def test_many_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """More states than the second kernel holds at once: it sweeps them, the maximum first."""
     monkeypatch.setattr(split, "LEAST_STEPS", 1)
