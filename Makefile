@@ -7,19 +7,22 @@ SET ?= memory
 N ?= 5000
 SEED ?= 0
 ONLY ?= *
+ROTATION ?= $(shell date +%Y-%j)
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOURCES := src tests tools
 
-.PHONY: help demo test gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench clean
+.PHONY: help demo test test-all test-newest gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench clean
 
 help:
 	@echo "make demo     several real workloads: checked, explained, timed"
-	@echo "make test     the whole test suite (WORKERS=$(WORKERS))"
+	@echo "make test     what continuous integration runs (WORKERS=$(WORKERS), ROTATION draws the sample of rotating tests)"
+	@echo "make test-all every test"
+	@echo "make test-newest  every test with the newest torch and Triton of pip, in $(NEWEST)"
 	@echo "make gpu      the value suite on this machine's GPU, from the source folder (WORKERS, SECONDS of fuzzing)"
 	@echo "make sanitize the test suite with kernels built by AddressSanitizer (gcc; slow)"
-	@echo "make check    formatting, lint, types, line budgets"
+	@echo "make check    formatting, lint, types, limits of size and import cycles"
 	@echo "make golden   regenerate the golden files"
 	@echo "make oracle   every decision for a corpus and five chips beside the recorded ones; UPDATE=1 records them"
 	@echo "make fuzz     N=5000 random programs from SEED=0 (resumes where it stopped)"
@@ -37,8 +40,21 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/onepass demo
 
+PYTEST = -m pytest -q -n $(WORKERS) --dist worksteal tests
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+	ONEPASS_FUZZ_SECONDS=15 $(BIN)/python $(PYTEST) --rotate $(ROTATION)
+
+test-all: $(STAMP)
+	$(BIN)/python $(PYTEST)
+
+# Everything again with versions that are not the pinned ones; gigabytes, so not for every change.
+NEWEST ?= .venv-newest
+test-newest:
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade "setuptools>=68" wheel torch triton
+	$(NEWEST)/bin/python -m pip install --quiet --no-build-isolation -e ".[dev]"
+	$(NEWEST)/bin/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)"
+	$(NEWEST)/bin/python $(PYTEST)
 
 # From the source folder with the machine's own torch and triton: nothing is installed. A smoke test goes first.
 GPU_PYTHON ?= $(PYTHON)
@@ -62,7 +78,7 @@ SANITIZER = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-nam
 sanitize: $(STAMP)
 	CC="gcc -fsanitize=address" LD_PRELOAD="$(SANITIZER)" \
 	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:detect_odr_violation=0:allocator_may_return_null=1 \
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+	$(BIN)/python $(PYTEST)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(wildcard $(SOURCES) benchmarks)
@@ -86,4 +102,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks --set $(SET)
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(NEWEST) build .pytest_cache .ruff_cache .mypy_cache

@@ -7,15 +7,19 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import pytest
 
 _CACHE = "ONEPASS_CACHE_DIR"
 _made: list[str] = []
+PERIOD = 5  # a rotating test runs once in as many seeds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
+    parser.addoption("--rotate", metavar="SEED", help="of the tests marked rotating, a sample drawn by SEED")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,6 +31,25 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("ONEPASS_STRICT", "1")
     # Two test processes on two cores: threads that spin while waiting would starve each other.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under --rotate, one in `PERIOD` of the tests marked rotating runs: those whose turn it is by the seed."""
+    if (seed := config.getoption("--rotate")) is None:
+        return
+    now: list[pytest.Item] = []
+    later: list[pytest.Item] = []
+    for item in items:
+        waits = item.get_closest_marker("rotating") and crc32(f"{seed} {item.nodeid}".encode()) % PERIOD
+        (later if waits else now).append(item)
+    if later:
+        items[:] = now
+        config.hook.pytest_deselected(items=later)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if (seed := config.getoption("--rotate")) is not None:
+        terminalreporter.write_line(f"of rotating tests one in {PERIOD} ran, drawn by --rotate {seed}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -7,6 +7,7 @@ print(onepass.explain(model, example))
 
 from __future__ import annotations
 
+from . import explain as _package
 from .api import explain
 from .backend import FallbackWarning, jit, register
 from .errors import OnepassError
@@ -15,4 +16,7 @@ from .explain import Explanation
 __version__ = "0.1.0"
 __all__ = ["Explanation", "FallbackWarning", "OnepassError", "explain", "jit"]
 
+# The function stands where Python puts the package of its name: it shares the package's names, so that
+# `import onepass.explain.measure as m` and `onepass.explain.measure` work.
+explain.__dict__ = _package.__dict__
 register()

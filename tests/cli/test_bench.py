@@ -44,6 +44,7 @@ def test_a_quick_run_writes_checked_numbers(tmp_path: Path) -> None:
         assert ElementTree.parse(tmp_path / f"cpu-{plot}.svg").getroot().tag.endswith("svg")
 
 
+@pytest.mark.rotating
 def test_unusable_options_are_refused() -> None:
     for arguments in (["--systems", "eager,nothing"], ["--rounds", "0"], ["--only", "nothing"]):
         assert main(["bench", "--quick", "--no-compile-time", *arguments]) != 0
@@ -115,6 +116,7 @@ print("right")
 """
 
 
+@pytest.mark.rotating
 def test_hand_written_kernels_by_the_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}

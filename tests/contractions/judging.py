@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import onepass
 from tests.checking import DEVICE, compare_tensor, fresh, tensors_of, to_float64
+from tests.unbuilt import unbuilt
 
 FREE = {"strict": True, "cache": False}
 INTERPRETED = FREE if DEVICE == "cuda" else {"target": "triton-interpret", **FREE}
@@ -38,9 +40,11 @@ def judge(run: Callable[..., Any], function: Callable[..., Any], *arguments: Ten
         compare_tensor(f"output {k}", mine, theirs, exact, absolute=max(absolute, 2 * largest))
 
 
-def explained(function: Callable[..., Any], *arguments: Tensor, target: str = "sm_90") -> onepass.Explanation:
-    """The program's kernels for a chip, as inference."""
-    with torch.no_grad():
+def explained(
+    function: Callable[..., Any], *arguments: Tensor, target: str = "sm_90", built: bool = False
+) -> onepass.Explanation:
+    """The program's kernels for a chip, as inference; built where registers and spills are asked for."""
+    with torch.no_grad(), nullcontext() if built else unbuilt():
         return onepass.explain(function, *arguments, target=target, options=FREE)
 
 

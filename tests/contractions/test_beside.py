@@ -18,8 +18,8 @@ import onepass
 from onepass.backend import record_compilations
 from onepass.ir.target import targets
 from onepass.runtime.triton_private import Interpreter
+from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left, without_gpu
-from tests.contractions.test_builds import TARGETS
 
 pytest.importorskip("triton")
 Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
@@ -202,7 +202,7 @@ def fake(rows: int, inside: int, *widths: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("rows", [16, 4096])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 def test_builds(target: str, rows: int) -> None:
     with FakeTensorMode(), torch.no_grad():
         e = onepass.explain(projections, *fake(rows, 2048, 2048, 512, 512), target=target, options=FREE)

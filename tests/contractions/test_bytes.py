@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import onepass
 from onepass.backend import record_compilations
 from onepass.ir.target import targets
+from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, without_gpu
-from tests.contractions.test_builds import TARGETS
 
 pytest.importorskip("triton")
 Arguments = Callable[[], tuple[Tensor, ...]]
@@ -116,7 +116,7 @@ def test_a_bare_product_stays_with_the_library() -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows", [16, 4096])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 def test_integers_build(target: str, rows: int, transposed: bool) -> None:
     def function(a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
         return dequantised(a, b.t() if transposed else b, s, t)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from onepass.backend import record_compilations
 from onepass.schedule import contraction_split as split
+from tests.chips import CHIPS
 from tests.contractions.judging import explained, interpreted, judge, products_left
 from tests.contractions.spellings import scores
-from tests.contractions.test_builds import TARGETS
 
 pytest.importorskip("triton")
 LENGTHS = (1000, 7, 63, 64, 65, 2, 129, 1000)
@@ -77,6 +77,7 @@ def with_log_sum(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s.softmax(-1) @ v, torch.logsumexp(s.float(), -1)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("function", [plain, causal, window, grouped])
 def test_few_queries(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
@@ -139,6 +140,7 @@ def test_dynamic_batch() -> None:
     assert len(records) == 1 and "in 4 chunks" in records[0].kernels[0].schedule
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 16, 40])
 def test_long_sums(dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +223,10 @@ def test_split_sums() -> None:
     assert (64 // rows) * (64 // columns) * chunks == 2 * 132
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("function", [plain, causal])
 def test_builds(function: Callable[..., Tensor], target: str) -> None:
-    e = explained(function, *decoding(16384, rows=4), target=target)
+    e = explained(function, *decoding(16384, rows=4), target=target, built=True)
     assert not products_left(e)
     assert [kernel.name.split("_")[-1] for kernel in e.kernels] == ["partial", "finish"]
     assert all(kernel.registers > 0 and kernel.spilled_bytes == 0 for kernel in e.kernels)

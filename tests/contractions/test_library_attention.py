@@ -18,8 +18,9 @@ import onepass
 import onepass.planner.library_attention as library_attention
 from onepass.backend import record_compilations
 from onepass.ir.target import AttentionRates, find_target, targets
-from tests.contractions.judging import FREE, INTERPRETED, interpreted, judge
+from tests.contractions.judging import FREE, INTERPRETED, explained, interpreted, judge
 from tests.contractions.spellings import NEAR_MISSES, SPELLINGS, distance, heads, lower, scores
+from tests.unbuilt import unbuilt
 
 pytest.importorskip("triton")
 CALL = "aten.scaled_dot_product_attention.default"
@@ -66,7 +67,7 @@ def planned(
     function: Callable[..., Any], *shapes: tuple[int, ...], target: str = "sm_90", **options: Any
 ) -> onepass.Explanation:
     """The plan for tensors without memory."""
-    with FakeTensorMode(), torch.no_grad():
+    with FakeTensorMode(), torch.no_grad(), unbuilt():
         arguments = [torch.empty(shape, dtype=BF16) for shape in shapes]
         return onepass.explain(function, *arguments, target=target, options={**FREE, **options})
 
@@ -109,13 +110,16 @@ def test_large_heads_go_to_the_library(function: Callable[..., Tensor], library:
 @pytest.mark.parametrize(
     "hidden",
     [
-        lambda n: torch.triu(torch.ones(n, n), 1).bool(),
-        lambda n: torch.tril(torch.ones(n, n, dtype=torch.int64)) < 1,
-        lambda n: torch.arange(n, dtype=torch.int32)[:, None] < torch.arange(n, dtype=torch.int32),
+        lambda n, place: torch.triu(torch.ones(n, n, device=place), 1).bool(),
+        lambda n, place: torch.tril(torch.ones(n, n, dtype=torch.int64, device=place)) < 1,
+        lambda n, place: (lambda i: i[:, None] < i)(torch.arange(n, dtype=torch.int32, device=place)),
     ],
 )
-def test_spellings_of_a_triangle(hidden: Callable[[int], Tensor]) -> None:
-    e = planned(lambda q, k, v: scores(q, k).masked_fill(hidden(4096), -math.inf).softmax(-1) @ v, LARGE, LARGE, LARGE)
+def test_spellings_of_a_triangle(hidden: Callable[..., Tensor]) -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scores(q, k).masked_fill(hidden(4096, q.device), -math.inf).softmax(-1) @ v
+
+    e = planned(masked, LARGE, LARGE, LARGE)
     assert calls(e) == 1 and not e.kernels
 
 
@@ -211,8 +215,7 @@ def test_sizes_known_at_run_time_stay_a_kernel(willing: None) -> None:
 def test_what_is_recognised(willing: None, name: str) -> None:
     """Decided on what is computed: all ways to write it, and nothing else."""
     spelling = {**SPELLINGS, **NEAR_MISSES}[name]
-    with torch.no_grad():
-        e = onepass.explain(spelling.function, *spelling.arguments(), target="sm_90", options=FREE)
+    e = explained(spelling.function, *spelling.arguments())
     assert (calls(e) > 0) == (name in [*ALIKE, *WITH_MORE]), reasons(e)
 
 
@@ -251,8 +254,7 @@ ALMOST: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", ALMOST)
 def test_almost(willing: None, name: str) -> None:
-    with torch.no_grad():
-        e = onepass.explain(ALMOST[name], *heads(1, 2, 70, 32)(), target="sm_90", options=FREE)
+    e = explained(ALMOST[name], *heads(1, 2, 70, 32)())
     assert calls(e) == 0, reasons(e)
 
 

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass.analysis.digits import MOST_UNROLLED
+from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
-from tests.contractions.test_builds import TARGETS
 
 pytest.importorskip("triton")
 Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
@@ -248,7 +248,7 @@ def test_four_to_a_byte_are_four_products() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16, 32, 4096])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("function", [interleaved, halves_down])
 def test_builds(function: Callable[..., Tensor], target: str, rows: int) -> None:
     with FakeTensorMode(), torch.no_grad():
@@ -262,7 +262,7 @@ def test_builds(function: Callable[..., Tensor], target: str, rows: int) -> None
 
 
 @pytest.mark.parametrize("rows", [16, 4096])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("scale", [(), (4096, 1), (4096, 32)])
 def test_builds_of_float8(scale: tuple[int, ...], target: str, rows: int) -> None:
     def function(x: Tensor, w: Tensor, s: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ def statistics(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return torch.logsumexp(s, -1), s.argmax(-1), s.float().var(-1), s.sum(-1)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 131])
 @pytest.mark.parametrize("columns", [1, 2, 67, 512, 513, 1031])
 @pytest.mark.parametrize("k", [0, 1, 2, 97, 259])

@@ -15,9 +15,9 @@ import onepass
 from onepass.backend import record_compilations
 from onepass.planner import contractions
 from onepass.schedule import contraction_split as split
+from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
 from tests.contractions.spellings import heads, scores
-from tests.contractions.test_builds import TARGETS
 
 pytest.importorskip("triton")
 Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
@@ -125,6 +125,7 @@ def test_dynamic_keys() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 128])
+@pytest.mark.rotating
 def test_many_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """More states than the second kernel holds at once: it sweeps them, the maximum first."""
     monkeypatch.setattr(split, "LEAST_STEPS", 1)
@@ -149,7 +150,7 @@ def test_float32_without_a_matrix_unit_stays_with_the_library() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 def test_builds(monkeypatch: pytest.MonkeyPatch, target: str, batch: int) -> None:
     monkeypatch.setattr(contractions, "ONE_ROW", 1.2)  # the library is as fast here, and would be asked
     with FakeTensorMode(), torch.no_grad():

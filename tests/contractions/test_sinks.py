@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
+from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
 from tests.contractions.spellings import scores
 from tests.contractions.test_dynamic_splits import behind, marked
@@ -110,7 +111,7 @@ def test_sizes_that_change(spelling: Spelling) -> None:
         judge(lambda *_, own=own: run(*own), spelling, *own)
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_one_kernel(spelling: Spelling, target: str) -> None:
     with FakeTensorMode(), torch.no_grad():

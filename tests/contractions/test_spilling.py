@@ -15,6 +15,8 @@ import onepass
 from onepass.ir.record import CompileRecord, KernelRecord
 from onepass.ir.source import KernelSource
 from onepass.ir.target import find_target
+from tests.checking import DEVICE
+from tests.chips import CHIPS
 from tests.contractions.judging import FREE, interpreted, judge, products_left
 
 pytest.importorskip("triton")
@@ -72,7 +74,7 @@ def fits(e: onepass.Explanation, target: str) -> None:
 # --- as chips' compilers have it ---
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("size", [192, 256])
 def test_operands_are_computed_before_a_kernel_that_spills(target: str, size: int) -> None:
     e = explained(attention, target, *with_positions(size))
@@ -205,7 +207,7 @@ def test_values_are_the_same(spilling: int, monkeypatch: pytest.MonkeyPatch) -> 
             kernel.spilled_bytes = 512 if multiplies(kernel) and len(builds) <= spilling else 0
 
     monkeypatch.setattr("onepass.compilation._note_resources", note)
-    made = torch.Generator().manual_seed(spilling)
+    made = torch.Generator(DEVICE).manual_seed(spilling)
     shapes = [*[(1, 2, 80, 48)] * 3, (80, 32), (80, 32)]
     arguments = [torch.randn(s, generator=made) for s in shapes]
     torch._dynamo.reset()

@@ -15,9 +15,10 @@ from torch import Tensor
 import onepass
 import onepass.planner.contraction_states as planning
 from onepass.ir.target import find_target
+from tests.chips import CHIPS
 from tests.contractions.judging import products_left
 from tests.contractions.state_spellings import activated, batch_norm, batch_statistics, beside, both_ways
-from tests.contractions.test_row_planning import TARGETS, arg_max, layer_norm, log_sum_exp, planned, softmax
+from tests.contractions.test_row_planning import arg_max, layer_norm, log_sum_exp, planned, softmax
 
 
 def row_norms(x: Tensor, w: Tensor) -> Tensor:
@@ -143,11 +144,11 @@ def with_bias(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return activated(x, w, torch.empty(w.shape[0], dtype=x.dtype))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("function", [beside, row_norms, batch_statistics, both_ways, with_bias, log_sum_exp, arg_max])
 def test_kernels_fit(function: Callable[..., Any], target: str, whatever_it_costs: None) -> None:
     """No spills, shared memory that is there, no atomics: the same numbers every time."""
-    e = planned(function, 16384, 4096, 512, target=target)
+    e = planned(function, 16384, 4096, 512, target=target, built=True)
     assert not products_left(e) and answers(e)[-1][0]
     for kernel in e.kernels:
         assert kernel.registers > 0 and kernel.spilled_bytes == 0, kernel.schedule
@@ -155,13 +156,13 @@ def test_kernels_fit(function: Callable[..., Any], target: str, whatever_it_cost
         assert "atomic" not in kernel.source
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_float32_kernels_fit(
     target: str, precision: str, whatever_it_costs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
-    e = planned(beside, 8192, 4096, 512, target=target, dtype=torch.float32)
+    e = planned(beside, 8192, 4096, 512, target=target, dtype=torch.float32, built=True)
     assert not products_left(e) and all(kernel.spilled_bytes == 0 for kernel in e.kernels)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,14 @@ def test_unfused_on_request() -> None:
     explanation = onepass.explain(chain, x, x + 1, options={"fuse": False})
     assert len(explanation.kernels) == 4
     assert explanation.bytes_moved == explanation.bytes_unfused
+
+
+def test_the_function_and_the_package_of_one_name() -> None:
+    """`onepass.explain` is the function; modules of the package `onepass.explain` are found by every form of import."""
+    import onepass.explain.measure
+    import onepass.explain.measure as measuring
+    from onepass.explain import measure
+
+    assert onepass.explain.measure is measuring is measure  # type: ignore[attr-defined]
+    assert callable(measure.bytes_read) and inspect.isfunction(onepass.explain)
+    assert list(inspect.signature(onepass.explain).parameters)[:2] == ["function", "args"]

@@ -15,7 +15,7 @@ from tests.faults.scripts import builds, environment, finish, logging_compiler, 
 ONE_CHECK = 'found = check()\nprint(len(found)); print("\\n".join(found))'
 
 
-@pytest.mark.parametrize("how", ["CC names nothing", "empty PATH"])
+@pytest.mark.parametrize("how", ["CC names nothing", pytest.param("empty PATH", marks=pytest.mark.rotating)])
 def test_no_compiler(tmp_path: Path, how: str) -> None:
     change = {"CC": "no-such-compiler"} if how == "CC names nothing" else {"PATH": str(tmp_path), "CC": ""}
     out = run(ONE_CHECK, environment(tmp_path / "cache", **change))
@@ -23,6 +23,7 @@ def test_no_compiler(tmp_path: Path, how: str) -> None:
     assert "no C compiler" in out and "Install gcc or clang" in out
 
 
+@pytest.mark.rotating
 def test_no_compiler_training(tmp_path: Path) -> None:
     body = """
 layer = torch.nn.Linear(8, 8)
@@ -37,6 +38,7 @@ print("right")
     assert "right" in run(body, environment(tmp_path / "cache", CC="no-such-compiler"))
 
 
+@pytest.mark.rotating
 def test_compiler_that_fails(tmp_path: Path) -> None:
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'internal compiler error' >&2\nexit 4\n")
@@ -55,6 +57,7 @@ def test_warm_cache_starts_no_compiler(tmp_path: Path) -> None:
     assert builds(log) == first, "the second process built nothing"
 
 
+@pytest.mark.rotating
 def test_cache_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     for folder in (tmp_path / "file" / "cache", Path("/proc/onepass")):
@@ -62,6 +65,7 @@ def test_cache_folder_that_cannot_be_made(tmp_path: Path) -> None:
         assert int(out.splitlines()[0]) <= 1, out
 
 
+@pytest.mark.rotating
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_read_only_cache_folder(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
@@ -70,6 +74,7 @@ def test_read_only_cache_folder(tmp_path: Path) -> None:
     assert int(out.splitlines()[0]) <= 1, out
 
 
+@pytest.mark.rotating
 def test_read_only_cache_is_still_read(tmp_path: Path) -> None:
     """Entries made before are used; that nothing can be written costs one warning at most."""
     program, log = logging_compiler(tmp_path)
@@ -86,6 +91,7 @@ os.replace = os.rename = os.mkdir = refuse
     assert builds(log) == before
 
 
+@pytest.mark.rotating
 def test_full_disk(tmp_path: Path) -> None:
     body = """
 import os
@@ -97,6 +103,7 @@ os.replace = os.rename = full
     assert int(out.splitlines()[0]) <= 1, out
 
 
+@pytest.mark.rotating
 def test_nothing_can_be_written_anywhere(tmp_path: Path) -> None:
     """A file-size limit of zero: not even the compiler can write; the program runs as eager does."""
     body = """
@@ -117,6 +124,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "empty", "flip", "swap"])
 def test_damaged_entries_are_rebuilt(tmp_path: Path, warm: Path, damage: str) -> None:
     cache, program, log = tmp_path / "cache", warm / "cc", warm / "started"
@@ -146,6 +154,7 @@ def test_damaged_entries_are_rebuilt(tmp_path: Path, warm: Path, damage: str) ->
         assert builds(log) == again, "and stored again"
 
 
+@pytest.mark.rotating
 def test_undamaged_entries_are_used(tmp_path: Path, warm: Path) -> None:
     """The counterpart: the copy alone does not make a compiler start."""
     shutil.copytree(warm / "cache", tmp_path / "cache")
@@ -154,6 +163,7 @@ def test_undamaged_entries_are_used(tmp_path: Path, warm: Path) -> None:
     assert builds(warm / "started") == before
 
 
+@pytest.mark.rotating
 def test_several_processes_at_once(tmp_path: Path) -> None:
     env = environment(tmp_path / "cache")
     running = [start(ONE_CHECK, env) for _ in range(4)]
@@ -188,6 +198,7 @@ def test_cache_is_private(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
+@pytest.mark.rotating
 def test_cache_open_to_others_is_not_trusted(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -197,6 +208,7 @@ def test_cache_open_to_others_is_not_trusted(tmp_path: Path) -> None:
     assert not [p for p in cache.rglob("*") if p.is_file()]
 
 
+@pytest.mark.rotating
 def test_cache_off_writes_nothing(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     body = 'found = check(options={"cache": False})\nprint(len(found))'

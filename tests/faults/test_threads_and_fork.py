@@ -26,6 +26,7 @@ print("right")
     assert "right" in run(body, environment(tmp_path / "cache"))
 
 
+@pytest.mark.rotating
 def test_backward_on_another_thread(tmp_path: Path) -> None:
     body = """
 import threading
@@ -69,6 +70,7 @@ print("right")
     assert "right" in run(body, environment(tmp_path / "cache"))
 
 
+@pytest.mark.rotating
 def test_data_loader_workers(tmp_path: Path) -> None:
     """Forked loader workers that call a compiled function."""
     body = """
@@ -84,6 +86,7 @@ print("right")
     assert "right" in run(body, environment(tmp_path / "cache"))
 
 
+@pytest.mark.rotating
 def test_fork_while_another_thread_compiles(tmp_path: Path) -> None:
     """The child has none of the locks that the thread held."""
     body = """

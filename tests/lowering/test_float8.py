@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.chips import CHIPS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
@@ -76,7 +77,7 @@ def test_what_computes_with_it_is_left_to_eager() -> None:
         assert same(a, b)
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("chip", CHIPS)
 def test_scales_along_both_axes_are_one_kernel(chip: str) -> None:
     pytest.importorskip("triton")
 

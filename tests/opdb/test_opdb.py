@@ -15,6 +15,7 @@ SEED = int(os.environ.get("ONEPASS_OPDB_SEED", "0"))
 SAMPLES = int(os.environ.get("ONEPASS_OPDB_SAMPLES", "2"))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("name", "dtype"), [pytest.param(n, d, id=f"{n}-{short(d)}") for n, d in pairs()])
 def test_operator(name: str, dtype: torch.dtype) -> None:
     if reason := skip_reason(name, dtype):

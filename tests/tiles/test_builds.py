@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass.ir.target import find_target
+from tests.chips import CHIPS, EVERY_CHIP
 from tests.fusion.test_kernel_counts import COUNTS
 from tests.golden.test_golden import CASES
 
 pytest.importorskip("triton")
-TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 FREE = {"strict": True, "cache": False}
 
 
@@ -45,7 +45,7 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"golden/{name}.txt", "\n\n".join([graph.plan, *sources]) + "\n")
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("name", CASES)
 def test_builds_without_spills(name: str, target: str) -> None:
     function, arguments = CASES[name]
@@ -92,7 +92,7 @@ TRAINING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", EVERY_CHIP)
 @pytest.mark.parametrize("name", TRAINING)
 def test_training_steps_at_real_sizes(name: str, target: str) -> None:
     """One pass over memory each way, with the finish of what is split, and no spill on any chip."""

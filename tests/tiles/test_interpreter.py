@@ -31,6 +31,7 @@ SLOWEST = 30.0  # seconds for one program
 interpreted = make_backend({"target": "triton-interpret", "strict": True})
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", NAMES)
 def test_operator(name: str) -> None:
     """The smallest sample with more than a few elements, forward and backward."""

@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass.ir.target import find_target
+from tests.chips import CHIPS
 from tests.schedule.test_carried import close, compile_for, step
 
 pytest.importorskip("triton")
 Make = Callable[[], list[torch.Tensor]]
-CHIPS = ["sm_80", "sm_90", "sm_100", "gfx942"]
 
 
 def graph_of(function: Callable[..., Any], make: Make, chip: str = "sm_90", direction: str = "inference") -> Any:

@@ -106,7 +106,7 @@ def _verify_block(kernel: Kernel, body: tuple[Statement, ...], outer: _Scope) ->
             _verify_statement(kernel, s, scope)
 
 
-def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
+def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:  # noqa: C901
     def use(*operands: Operand | None) -> None:
         for o in operands:
             if isinstance(o, Poly):
