@@ -36,10 +36,6 @@ from .triton_stages import Staged, run_stages
 
 EVEN, ANY_SIZES, ANY_POINTERS = range(3)  # the launcher's variants, by what they take
 WRONG_CONTEXT = 201
-# Triton lets library functions take denormal numbers for zero unless told otherwise; these would then be far off.
-_NEED_DENORMALS = re.compile(
-    r"\b(tl\.log2|libdevice\.(log10|pow|fmod|lgamma|atan2|nextafter)|op_(remainder|floordiv))\("
-)
 # Of the memory of matrix units on sm_100; Triton's launcher is what refuses a kernel that asks for more.
 MOST_COLUMNS, COLUMN_BYTES = 512, 512
 _DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
@@ -111,9 +107,9 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
         )
         options: dict[str, Any] = {"num_warps": source.warps, "num_stages": max(1, source.stages)}
         options["enable_fp_fusion"] = not source.exact
-        if "tl.device_assert" in source.text:
+        if source.asserts:
             options |= {"debug": True, "sanitize_overflow": False}
-        if _NEED_DENORMALS.search(source.text):
+        if source.denormals:  # else library functions may take denormal numbers for zero
             options["enable_reflect_ftz"] = False
         compiled = run_stages(
             ast, _gpu_target(target), options, {"ptx": given_up if source.streams else repaired}, _hardware(target)
