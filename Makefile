@@ -68,7 +68,7 @@ gpu:
 	$(GPU) -n $(WORKERS) --dist worksteal tests/contractions -k "not build and not plan and not recognised"
 	$(GPU) -n $(WORKERS) --dist load tests/fuzz/test_random_programs.py
 
-OURS = --kernel-name regex=onepass_kernel
+OURS = --kernel-name regex=onepass_.*
 gpu-sanitize:
 	PYTHONPATH=src:. $(GPU_PYTHON) -m tests.gpu.representative
 	for tool in "memcheck $(OURS)" "racecheck $(OURS)" initcheck; do PYTHONPATH=src:. PYTORCH_NO_CUDA_MEMORY_CACHING=1 \

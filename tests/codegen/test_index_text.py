@@ -19,7 +19,7 @@ NUMERATORS = [A, A * B, A * B * C + C, A * 7 + B, (A * B + 3) // C]
 def text_of(emitter_class: type[Emitter], poly: Poly) -> str:
     emitter = object.__new__(emitter_class)
     emitter.sizes = {}
-    vars(emitter).update(kernel=SimpleNamespace(wide=False), tiles={}, counters=[], near=True)
+    vars(emitter).update(kernel=SimpleNamespace(wide=False), tiles={}, near=True)
     return emitter.poly(poly)
 
 

@@ -93,10 +93,10 @@ def test_fork_while_another_thread_compiles(tmp_path: Path) -> None:
 import os, signal, threading
 import onepass
 from onepass.ir import interning
-from onepass.runtime import triton_stages
+from onepass.runtime import triton_private
 held = threading.Event()
 def compile():
-    with interning._lock, triton_stages._reading:
+    with interning._lock, triton_private._reading:
         held.set()
         threading.Event().wait()
 threading.Thread(target=compile, daemon=True).start()

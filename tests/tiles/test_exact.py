@@ -11,7 +11,7 @@ import onepass
 
 pytest.importorskip("triton")
 from onepass.runtime import triton_kernels
-from onepass.runtime.triton_stages import run_stages
+from onepass.runtime.triton_private import run_stages
 
 
 @pytest.fixture

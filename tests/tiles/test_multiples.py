@@ -23,17 +23,32 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def assembled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that the assembler gets from now on."""
+    texts: list[str] = []
+    real = triton_kernels._edited
+
+    def kept(text: str, **how: bool) -> str:
+        texts.append(real(text, **how))
+        return texts[-1]
+
+    monkeypatch.setattr(triton_kernels, "_edited", kept)
+    return texts
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("columns", "wide"), [(1000, True), (500, False)])
 def test_loads(name: str, columns: int, wide: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
 
-    def kept(text: str) -> str:
-        texts.append(text)
-        return text
+    real = triton_kernels._edited
 
-    monkeypatch.setattr(triton_kernels, "repaired", kept)
+    def kept(text: str, **how: bool) -> str:
+        texts.append(text)
+        return real(text, **how)
+
+    monkeypatch.setattr(triton_kernels, "_edited", kept)
     x = torch.randn(304 if wide else 300, columns).to(dtype)
     for dimension in (0, 1):
         torch._dynamo.mark_dynamic(x, dimension)
@@ -83,8 +98,7 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_the_number_of_rows_decides_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of them takes the kernel that was built first, and it loads as much at once."""
-    texts: list[str] = []
-    monkeypatch.setattr(triton_kernels, "repaired", lambda text: texts.append(text) or text)
+    texts = assembled(monkeypatch)
     sources = built(monkeypatch)
     function, shape, dimension = ROWS[name]
     x = torch.randn(shape).bfloat16()

@@ -20,7 +20,7 @@ from onepass.spills import Spills
 pytest.importorskip("triton")
 from onepass.runtime import triton_kernels
 from onepass.runtime.cubin import cubin_resources
-from onepass.runtime.triton_stages import Staged
+from onepass.runtime.triton_private import Staged
 
 FREE = {"strict": True, "cache": False}
 

@@ -17,6 +17,7 @@ from ..ir.kernel import (
     Bind,
     FillRandom,
     Finish,
+    FirstElement,
     Kernel,
     Let,
     LoadElement,
@@ -38,10 +39,6 @@ from ..ir.source import KernelSource
 from .c_ops import c_accumulate, c_combine, c_const, c_monoid_identity, c_pointwise, c_type, raises
 from .emitter import Emitter, bare, header, operand_dtype
 
-ENTRY = "onepass_kernel"
-SHORT_SUM = 64  # tiles whose plain sums are safe before the exact addition of a long sum
-PARALLEL_ELEMENTS = 1 << 15  # below this many elements a thread team costs more than it saves
-
 
 def emit_c(kernel: Kernel) -> KernelSource:
     """The C translation unit of one kernel."""
@@ -49,15 +46,11 @@ def emit_c(kernel: Kernel) -> KernelSource:
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
     heading = header(kernel, "//")
     return KernelSource(
-        kernel.name, "c", heading + text, ENTRY, key, len(kernel.parameters), len(kernel.symbols), kernel.raises
+        kernel.name, "c", heading + text, kernel.entry, key, len(kernel.parameters), len(kernel.symbols), kernel.raises
     )
 
 
 class _Emitter(Emitter):
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel)
-        self.shifted = _shifted(kernel.body)
-
     # --- the unit ---
 
     def unit(self) -> str:
@@ -112,14 +105,14 @@ class _Emitter(Emitter):
     def entry(self, parameters: list[str], sizes: list[str], streamed: list[str], arguments: str) -> None:
         count = self.poly(product(g.extent for g in self.kernel.grid))
         work = self.poly(self.kernel.work)
-        self.line(f"int {ENTRY}({', '.join((*parameters, *sizes, 'int64_t threads'))}) {{")
+        self.line(f"int {self.kernel.entry}({', '.join((*parameters, *sizes, 'int64_t threads'))}) {{")
         self.depth += 1
         self.line(f"const int64_t count = {count};")
         self.line(f"if ({work} <= 0) return 0;")
         for name in streamed:
             self.line(f"const int {name}_touched = op_touched({name});")
         self.line("if (threads > count) threads = count;")
-        self.line(f"if (threads <= 1 || {work} < {PARALLEL_ELEMENTS}) return programs({arguments}, 0, count);")
+        self.line(f"if (threads <= 1 || {work} < {self.kernel.team_work}) return programs({arguments}, 0, count);")
         self.line("int status = 0;")
         self.line("#pragma omp parallel num_threads(threads) reduction(| : status)")
         self.line("{")
@@ -209,7 +202,7 @@ class _Emitter(Emitter):
             case "strip":
                 self.strip(s, stop)
             case "tile":
-                self.simd(s.body)
+                self.simd(s)
                 self.line(f"for (int64_t {name} = 0; {name} < {stop}; ++{name}) {{")
                 self.nested(s.body)
                 self.line("}")
@@ -218,11 +211,10 @@ class _Emitter(Emitter):
                 self.nested(s.body)
                 self.line("}")
 
-    def simd(self, body: tuple[Statement, ...]) -> None:
-        if any(isinstance(x, Accumulate) and not x.lane.axes for x in body):
-            return  # one state for all lanes: they take turns
-        failing = any(isinstance(x, Let) and raises(x.op, operand_dtype(x.args[0])) for x in walk(body))
-        self.line("#pragma omp simd reduction(| : status)" if failing else "#pragma omp simd")
+    def simd(self, s: Loop) -> None:
+        if not s.ordered:
+            failing = any(isinstance(x, Let) and raises(x.op, operand_dtype(x.args[0])) for x in walk(s.body))
+            self.line("#pragma omp simd reduction(| : status)" if failing else "#pragma omp simd")
 
     def strip(self, s: Loop, stop: str) -> None:
         """Whole tiles of lanes, then a scalar tail over the first lanes."""
@@ -236,13 +228,12 @@ class _Emitter(Emitter):
         self.depth += 1
         self.line(f"int64_t {at} = 0;")
         self.line(f"const int64_t {end} = {stop};")
-        for x in s.body:
-            if isinstance(x, Accumulate) and x.accumulator in self.shifted:
-                self.shift(x, s)
+        for first in s.origins:
+            self.shift(first, s)
         if long_sums:
             self.line(f"while ({at} + {lanes} <= {end}) {{")
             self.depth += 1
-            self.line(f"const int64_t {name}_block = op_index_min({end}, {at} + {SHORT_SUM * lanes});")
+            self.line(f"const int64_t {name}_block = op_index_min({end}, {at} + {long_sums[0].compensated * lanes});")
             for a in long_sums:
                 self.line(f"{_held(a.dtypes[0])} {a.name}_part[{lanes}] __attribute__((aligned(64))) = {{0}};")
             self.tiles(s, f"{name}_block")
@@ -271,7 +262,7 @@ class _Emitter(Emitter):
         self.line(f"for (; {at} + {s.lanes} <= {stop}; {at} += {s.lanes}) {{")
         self.depth += 1
         self.block(s.prologue)
-        self.simd(s.body)
+        self.simd(s)
         self.line(f"for (int64_t {lane} = 0; {lane} < {s.lanes}; ++{lane}) {{")
         self.lanes(s, whole=True)
         self.line("}")
@@ -301,11 +292,11 @@ class _Emitter(Emitter):
     # --- accumulators ---
 
     def start(self, a: Accumulator) -> None:
-        if a in self.shifted:
+        if a.shifted:
             self.line(f"double {a.name}_shift = 0;")
             self.line(f"int64_t {a.name}_count = 0;")
         states = list(zip(a.dtypes, c_monoid_identity(_base(a.monoid), a.dtypes), strict=True))
-        for k, (dtype, value) in enumerate(states[:2] if a in self.shifted else states):
+        for k, (dtype, value) in enumerate(states[:2] if a.shifted else states):
             self.line(f"{_held(dtype)} {a.name}_{k}[{a.lanes}] __attribute__((aligned(64)));")
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {a.name}_{k}[lane] = {value};")
         if a.compensated:
@@ -325,7 +316,7 @@ class _Emitter(Emitter):
             self.line(f"{part} = {part} + {values[0]};" if short else self.lossless(a, lane, values[0]))
             return
         base, held = _base(a.monoid), self.parts(a, lane)
-        if a in self.shifted:
+        if a.shifted:
             self.line(f"op_moments(&{held[0]}, &{held[1]}, {values[0]} - {a.name}_shift);")
             return
         if base != a.monoid:
@@ -341,17 +332,16 @@ class _Emitter(Emitter):
             return None
         return f"(1 / ({c_type(s.accumulator.dtypes[0])}){self.poly(s.rounds + 1)})"
 
-    def shift(self, s: Accumulate, strip: Loop) -> None:
+    def shift(self, first: FirstElement, strip: Loop) -> None:
         """The first element becomes the origin of the sums of a shifted state."""
         assert strip.lane is not None
-        a, name, lane = s.accumulator, strip.axis.name, strip.lane.name
+        a, name, lane = first.accumulator, strip.axis.name, strip.lane.name
         self.line(f"if ({a.name}_count == 0 && {name}_end > 0) {{")
         self.nested(strip.prologue)
         self.depth += 1
         self.line(f"const int64_t {lane} = 0, {name} = 0;")
-        for x in _slice(strip.body, s.inputs[0]):
-            self.statement(x)
-        self.line(f"{a.name}_shift = {self.operand(s.inputs[0])};")
+        self.block(first.body)
+        self.line(f"{a.name}_shift = {self.operand(first.value)};")
         self.depth -= 1
         self.line("}")
         self.line(f"if ({name}_end > 0) {a.name}_count += {name}_end;")
@@ -375,7 +365,7 @@ class _Emitter(Emitter):
             for k, var in enumerate(s.parts):
                 self.define(var, self.total(a, k, lane))
             return
-        if a in self.shifted:
+        if a.shifted:
             self.fold("sum", [v.name for v in s.parts[:2]], a, a.dtypes[:1])
             sums = [f"{v.name}_lanes[0]" for v in s.parts[:2]]
             mean, m2, count = s.parts
@@ -406,58 +396,6 @@ class _Emitter(Emitter):
         held = [f"{a.name}_0[lane]"] + ([f"{a.name}_lost[lane]"] if a.compensated else [])
         for text in held:
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {text} = {factor} == 0 ? 0 : {text} * {factor};")
-
-
-def _shifted(body: tuple[Statement, ...]) -> set[Accumulator]:
-    """The Welford states that are kept as sums of x - first and of its square instead, in float64.
-
-    The origin is one of the elements, so its distance from the mean is at most sqrt(n) deviations: the
-    subtraction at the end loses at most log2(n) of the 53 bits. Half the work, and lanes merge by addition.
-    """
-    simple = (Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Accumulate)
-    statements = walk(body)
-    found = {
-        s.accumulator
-        for s in statements
-        if isinstance(s, Start) and s.accumulator.monoid == "welford" and s.accumulator.dtypes[0] is DType.F64
-    }
-    by_lane = {
-        id(x)
-        for s in statements
-        if isinstance(s, Loop) and s.kind == "strip" and all(isinstance(x, simple) for x in s.body)
-        for x in s.body
-        if isinstance(x, Accumulate) and _by_lane(x, s)
-    }
-    for s in statements:
-        if isinstance(s, Accumulate) and id(s) not in by_lane:
-            found.discard(s.accumulator)
-        if isinstance(s, Finish) and s.lane is not None:
-            found.discard(s.accumulator)
-    return found
-
-
-def _slice(body: tuple[Statement, ...], value: Operand) -> list[Statement]:
-    """The statements that `value` needs."""
-    needed, found = _names(value), list[Statement]()
-    for s in reversed(body):
-        if isinstance(s, Let | LoadElement | RandomWord | ReadLocal) and s.var.name in needed:
-            found.append(s)
-            match s:
-                case Let():
-                    needed |= _names(*s.args)
-                case LoadElement():
-                    needed |= _names(s.offset, s.guard)
-                case RandomWord():
-                    needed |= _names(s.seed, s.index)
-                case ReadLocal():
-                    needed |= _names(s.index)
-    return found[::-1]
-
-
-def _names(*operands: Operand | None) -> set[str]:
-    """The variables in operands; one inside an index is a symbol of its name."""
-    inside = {s.name for o in operands if isinstance(o, Poly) for s in o.symbols()}
-    return inside | {o.name for o in operands if isinstance(o, Var)}
 
 
 def _held(dtype: DType) -> str:

@@ -42,12 +42,12 @@ from ..ir.kernel import (
     Var,
     When,
     WriteLocal,
+    walk,
 )
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, in_range, is_far, nonnegative, product
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, in_range, is_far, nonnegative, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import Emitter, bare, header, operand_dtype
-from .tile_facts import deciding_sizes, is_innermost, only_streams, packed_matrices, tile_rank
-from .triton_compare import compared
+from .scalars import COMPARISONS
 from .triton_ops import (
     MATRIX_TYPES,
     from_word,
@@ -63,13 +63,10 @@ from .triton_ops import (
 )
 from .triton_products import contract, load_tile, share, store_tile
 
-ENTRY = "onepass_kernel"
-WATCHED_SIZES = 64  # as many the launcher looks at
 _NONE: frozenset[str] = frozenset()
 _CHECKED = ("wrap_index", "check_index")
 _EVICTION = {"again": "evict_last", "never": "evict_first"}
 _NUMBERED = Axis | Quotient | Remainder  # what 32 bits are tried for
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> KernelSource:
@@ -78,28 +75,22 @@ def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> 
     general = TritonEmitter(kernel, overlaps, describe=False).unit() if kernel.descriptors else ""
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
-    types = {b: MATRIX_TYPES[b.dtype][0] for b in packed_matrices(kernel)}
+    types = {b: MATRIX_TYPES[b.dtype][0] for b in kernel.matrices}
     signature = tuple(f"*{types.get(b) or signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
     kinds = [types.get(d.buffer) or signature_type(d.buffer.dtype) for d in kernel.descriptors]
     described = [(d, f"tensordesc<{kind}{list(d.block)}>") for d, kind in zip(kernel.descriptors, kinds, strict=True)]
     signature += tuple(kind for _, kind in described)
     matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d, _ in described)
-    deciding = deciding_sizes(kernel)
-    multiples = tuple(len(kernel.numbers) + k for k, s in enumerate(kernel.symbols) if s in deciding and _even(s))
-    multiples = tuple(k for k in multiples if k < WATCHED_SIZES)
-    streams = only_streams(kernel)
-    facts = f"{signature} {kernel.warps} {kernel.stages} {exact} {matrices} {multiples} {MULTIPLE} {streams}"
+    multiples = tuple(len(kernel.numbers) + kernel.symbols.index(s) for s in kernel.multiples)
+    options = f"{kernel.warps} {kernel.stages} {exact} {kernel.streams} {kernel.denormals} {kernel.asserts}"
+    facts = f"{signature} {matrices} {multiples} {MULTIPLE} {options}"
     key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
     return KernelSource(
-        kernel.name, "triton", header(kernel, "#") + text, ENTRY, key, len(pointers), words,
+        kernel.name, "triton", header(kernel, "#") + text, kernel.entry, key, len(pointers), words,
         raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages, exact=exact,
-        matrices=matrices, general=general, multiples=multiples, streams=streams, overlaps=overlaps,
+        matrices=matrices, general=general, multiples=multiples, streams=kernel.streams, overlaps=overlaps,
+        denormals=kernel.denormals, asserts=kernel.asserts,
     )  # fmt: skip
-
-
-def _even(size: Symbol) -> bool:
-    """Whether a size was a multiple when it was traced: others like it may come."""
-    return size.hint is not None and size.hint > 0 and size.hint % MULTIPLE == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +115,17 @@ class TritonEmitter(Emitter):
         self.tiles: dict[str, _Open] = {}
         self.dims: dict[str, frozenset[str]] = {}  # the tile axes of every block-valued name; scalars have no entry
         self.loaded: set[str] = set()  # names that hold zero where lanes do not count
-        self.typed = {name for names in packed_matrices(kernel).values() for name in names}
+        self.typed: set[str] = set()  # names that have the type of the matrix unit
         self.rank = tile_rank(kernel.body)
-        matrices = [b for b in kernel.parameters if b not in kernel.numbers and product(b.shape) is not Poly.ONE]
-        self.halves = all(b.dtype.bytes == 2 for b in matrices)  # a thread has eight neighbours then, not four
         self.near = True  # whether 32 bits are enough for what is written
-        self.counters: list[str] = []  # of the open loops
 
     # --- the unit ---
 
     def unit(self) -> str:
         """Everything but the header comment."""
         named = (*self.pointers.values(), *self.numbers.values(), *self.sizes.values(), *self.described)
-        parameters = ", ".join(named)
         self.line("@triton.jit")
-        self.line(f"def {ENTRY}({parameters}):")
+        self.line(f"def {self.kernel.entry}({', '.join(named)}):")
         self.depth += 1
         if self.overlaps:  # before anything is read or written
             self.line("op_wait_for_last_kernel()")
@@ -318,8 +305,10 @@ class TritonEmitter(Emitter):
 
     def let(self, s: Let) -> None:
         dims = self.dims_of(*s.args)
-        if s.op in _COMPARISONS and (text := compared(self, s)) is not None:
-            self.define(s.var, text, dims)
+        if s.op in COMPARISONS and len(places := [p for a in s.args if (p := _place(a)) is not None]) == 2:
+            text = triton_pointwise(s.op, [self.poly(p) for p in places], [DType.I64] * 2, DType.BOOL)
+            varies = any(p.names() for p in places)
+            self.define(s.var, text if varies else f"tl.full([], {text}, tl.int1)", dims)
             return
         if s.op == "cast" and isinstance(s.args[0], Poly) and s.args[0].names() and not self.kernel.wide:
             text = f"tl.cast({bare(self.poly(s.args[0]))}, {triton_type(s.var.dtype)})"  # from 32 bits
@@ -335,12 +324,8 @@ class TritonEmitter(Emitter):
     def checked_index(self, s: Let, args: list[str], dims: frozenset[str] | None) -> None:
         """An index from data: outside its dimension the program stops, as eager's does on a GPU."""
         index, size = args
-        if s.op == "wrap_index":
-            self.line(f"{s.var.name} = tl.where({index} < 0, {index} + {size}, {index})")
-        else:
-            self.line(f"{s.var.name} = {index}")
-        if dims is not None:
-            self.dims[s.var.name] = dims
+        wrapped = f"tl.where({index} < 0, {index} + {size}, {index})"
+        self.define(s.var, wrapped if s.op == "wrap_index" else index, dims)
         inside = f"(({s.var.name} >= 0) & ({s.var.name} < {size}))"
         mask = self.mask(dims)
         asserted = inside if mask is None else f"{inside} | (({mask}) == 0)"
@@ -359,6 +344,7 @@ class TritonEmitter(Emitter):
                 dims = (dims or _NONE) | extra
         mask = self.mask(dims, *guards)
         arguments = [f"{self.pointers[s.buffer]} + {offset}"]
+        self.typed |= {s.var.name} if s.buffer in self.kernel.matrices else set()
         arguments += [f"mask={mask}, other={'0.0' if s.var.name in self.typed else 0}"] if mask is not None else []
         arguments += [f'eviction_policy="{_EVICTION[s.reuse]}"'] if s.reuse else []
         self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
@@ -385,8 +371,7 @@ class TritonEmitter(Emitter):
             self.define(s.var, f"op_random({seed}, {s.stream}, {index})", dims)
             return
         assert dims is not None
-        lanes, rest = self.tiles[s.along.name].lanes, (s.index - s.along) // 4
-        calls = 2 if self.halves and lanes >= 8 else 1
+        lanes, rest, calls = self.tiles[s.along.name].lanes, (s.index - s.along) // 4, s.calls
         quarter = f"{s.along.name}_quarter"
         places = f"tl.arange(0, {lanes // (4 * calls)}){self.spread(self.tiles[s.along.name].dim)}"
         self.line(f"{quarter} = {places}{f' * {calls}' if calls > 1 else ''}")
@@ -410,8 +395,7 @@ class TritonEmitter(Emitter):
         dim = len(open_tiles) if s.dim is None else s.dim
         self.line(f"{name} = tl.arange(0, {s.lanes}){self.spread(dim)}")
         self.dims[name] = frozenset((name,))
-        mask = None
-        count = str(s.lanes)
+        mask, count = None, str(s.lanes)
         if s.limits:
             mask = f"{name}_in"
             self.line(f"{mask} = {' & '.join(f'({name} < {self.lanes_before(p, s.lanes)})' for p in s.limits)}")
@@ -434,16 +418,9 @@ class TritonEmitter(Emitter):
         if self.kernel.wide:  # a loop counts in 32 bits whatever its bounds are computed in
             start, stop = (t if t.isdigit() else f"tl.cast({t}, tl.int32)" for t in (start, stop))
         name = s.axis.name
-        stages = (
-            f", num_stages={self.kernel.stages}"
-            if self.kernel.stages and not self.kernel.resident and is_innermost(s) and s.extent is not Poly.ONE
-            else ""
-        )
-        kind = "tl.range" if stages else "range"
-        self.line(f"for {name} in {kind}({start}, {stop}{stages}):")
-        self.counters.append(name)
+        steps = f"tl.range({start}, {stop}, num_stages={s.stages})" if s.stages else f"range({start}, {stop})"
+        self.line(f"for {name} in {steps}:")
         self.nested(s.body)
-        self.counters.pop()
 
     # --- cells and accumulators ---
 
@@ -589,6 +566,30 @@ class TritonEmitter(Emitter):
             if var.dtype is DType.BOOL:
                 self.line(f"{var.name} = {var.name} != 0")
             self.dims[var.name] = dims
+
+
+def tile_rank(body: tuple[Statement, ...]) -> int:
+    """How many tile axes are open at once, at most; where they name their dimensions, how many of these."""
+    named = [s.dim for s in walk(body) if isinstance(s, Tile) and s.dim is not None]
+    return 1 + max(named) if named else _deepest(body, frozenset())
+
+
+def _deepest(body: tuple[Statement, ...], names: frozenset[str]) -> int:
+    most = len(names)
+    for s in body:
+        if isinstance(s, Tile):
+            names = names | {s.axis.name}
+        elif isinstance(s, Loop | When | Share):
+            most = max(most, _deepest(s.body, names))
+        most = max(most, len(names))
+    return most
+
+
+def _place(value: Operand) -> Poly | None:
+    """An operand of a comparison as an index expression, in as many bits as offsets have; None if it is none."""
+    if isinstance(value, Const) and value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
+        return Poly.of(int(value.value))
+    return value if isinstance(value, Poly) else None
 
 
 def _held(dtype: DType) -> str:

@@ -21,6 +21,7 @@ def load_tile(emitter: TritonEmitter, s: LoadTile) -> None:
     if s.descriptor.name not in emitter.described:
         emitter.load(LoadElement(s.var, s.descriptor.buffer, s.offset))
         return
+    emitter.typed |= {s.var.name} if s.descriptor.buffer in emitter.kernel.matrices else set()
     block = f"{s.descriptor.name}.load([{bare(emitter.poly(s.row))}, {bare(emitter.poly(s.column))}])"
     emitter.define(s.var, f"{block}.T" if s.transposed else block, emitter.dims_of(s.offset))
     emitter.loaded.add(s.var.name)

@@ -10,7 +10,8 @@ its block instead of a loop, and `Fold` reduces over opened axes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from .dtypes import DType
@@ -69,7 +70,7 @@ class Descriptor:
 class LoadTile:
     """var = the block of a matrix at (row, column), `transposed` where its rows are the tile's columns.
 
-    `offset`: the same elements as positions in the buffer, for where it cannot be described. `reuse`: of elements.
+    `offset`: the same elements as positions in the buffer, for where it cannot be described.
     """
 
     var: Var
@@ -78,7 +79,6 @@ class LoadTile:
     column: Poly
     transposed: bool
     offset: Poly
-    reuse: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class RandomWord:
     """var = lane index % 4 of Philox(seed, stream, index // 4).
 
     `along`: index counts up by one along this tile axis from a multiple of four, so one call makes four words.
+    `calls`: how many calls make the words of one thread's neighbouring elements.
     """
 
     var: Var
@@ -119,6 +120,7 @@ class RandomWord:
     stream: int
     index: Poly
     along: Axis | None = None
+    calls: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +161,18 @@ class WriteLocal:
 class Accumulator:
     """The running state of a reduction: `lanes` independent states.
 
-    `compensated`: a long float sum carries the rounding errors of its additions beside it.
+    `compensated`: a long float sum carries the rounding errors of its additions, of which that many in a row may be
+    plain ones; 0: all are plain. `shifted`: a Welford state is kept as the sums of x - origin and of its square.
     """
 
     name: str
     monoid: str
     dtypes: tuple[DType, ...]
     lanes: int
-    compensated: bool = False
+    compensated: int = 0
     tiles: tuple[Axis, ...] = ()  # the open tile axes it has a state for each lane of
     folded: tuple[Axis, ...] = ()  # those of them that `Finish` merges
+    shifted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,15 @@ class Rescale:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstElement:
+    """The origin of a shifted accumulator: `value`, computed by `body` at the first position of a strip."""
+
+    accumulator: Accumulator
+    body: tuple[Statement, ...]
+    value: Operand
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     """for axis in [0, extent), at most `limit` where given; from the largest of `after`, below the least of `before`.
 
@@ -270,6 +283,9 @@ class Loop:
     prologue: tuple[Statement, ...] = ()  # of a strip: runs before each tile, whose start is Symbol("<axis>_at")
     after: tuple[Poly, ...] = ()  # of a sweep in a tile program
     before: tuple[Poly, ...] = ()
+    stages: int = 0  # of a sweep: loads in flight ahead of it
+    ordered: bool = False  # of a tile or strip: its lanes enter one state, so they take turns
+    origins: tuple[FirstElement, ...] = ()  # of a strip: taken before it runs, where no strip before it had elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,12 +354,19 @@ class Kernel:
     schedule: str  # one line for people: how the axes were factored
     work: Poly  # elements visited, to decide on threads
     raises: bool = False
+    entry: str = ""  # what the function is called, by what it computes: equal kernels have equal names
+    team_work: int = 0  # elements from which several threads share the programs
     warps: int = 0  # of a tile program: how many share it
     stages: int = 0  # loads in flight ahead of a sweep
     wide: bool = False  # offsets need 64 bits
     descriptors: tuple[Descriptor, ...] = ()
     resident: int = 0  # programs that stay and take one position of the grid after another; 0: one each
     flat: bool = False  # their positions and the sweeps inside become one loop
+    multiples: tuple[Symbol, ...] = ()  # sizes that must be multiples of MULTIPLE, or a variant of the kernel runs
+    matrices: tuple[Buffer, ...] = ()  # of packed types, read by the matrix unit alone: handed over in its own type
+    streams: bool = False  # what descriptors load is read once, and the chip's cache should give it up first
+    denormals: bool = False  # an operation needs denormal numbers
+    asserts: bool = False  # a program stops at an index out of range
 
     @property
     def parameters(self) -> tuple[Buffer, ...]:
@@ -382,3 +405,16 @@ def walk(body: tuple[Statement, ...]) -> list[Statement]:
         if isinstance(statement, Loop):
             stack.extend(reversed(statement.prologue))
     return found
+
+
+def rewritten(body: tuple[Statement, ...], change: Callable[[Statement], Statement]) -> tuple[Statement, ...]:
+    """Every statement as `change` has it, inner before outer."""
+
+    def inside(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            s = replace(s, body=rewritten(s.body, change), prologue=rewritten(s.prologue, change))
+        elif isinstance(s, When | Share):
+            s = replace(s, body=rewritten(s.body, change))
+        return change(s)
+
+    return tuple(inside(s) for s in body)

@@ -72,6 +72,11 @@ OPS: dict[str, OpInfo] = {
     "check_index": OpInfo(2, 1.0, integer_raises=True),  # the same without wrapping
 }  # fmt: skip
 
+# Operations on floats that are far off where a GPU's library takes denormal numbers for zero.
+NEED_DENORMALS = frozenset(
+    ("log2", "log10", "pow", "fmod", "lgamma", "atan2", "nextafter", "remainder", "floordiv")
+)  # fmt: skip
+
 # Operations whose result jumps: on 16-bit inputs they see the rounded value, as eager does.
 DISCONTINUOUS = frozenset(
     (

@@ -48,6 +48,8 @@ class KernelSource:
     multiples: tuple[int, ...] = ()  # words after the pointers that must be multiples of MULTIPLE, or another runs
     streams: bool = False  # what descriptors load is read once, and the chip's cache should give it up first
     overlaps: bool = False  # it waits for the kernel before it by itself, and may be started earlier
+    denormals: bool = False  # an operation needs denormal numbers
+    asserts: bool = False  # a program stops at an index out of range
 
 
 @dataclass(frozen=True, slots=True)

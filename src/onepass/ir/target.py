@@ -55,6 +55,7 @@ class Target:
     byte_products: tuple[DType, ...] = ()  # types of one byte that matrix units take, at twice that rate
     rounded_products: bool = False  # matrix units may round float32 operands (torch's float32 matmul precision)
     descriptors: bool = False  # hardware copies blocks of matrices into shared memory
+    gives_up_copies: bool = False  # it pays to tell the chip's cache that such a copy is read once (seen on an H200)
     overlaps: bool = False  # a kernel may be started while the one before it is ending
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
 
@@ -94,6 +95,7 @@ def _gpu(
         attention=_ATTENTION if name in ("sm_90", "sm_100") else None,
         byte_products=_BYTE_PRODUCTS.get(name, (DType.I8, DType.F8E4M3)),
         descriptors=name in ("sm_90", "sm_100"),
+        gives_up_copies=name == "sm_90",
         overlaps=name in ("sm_90", "sm_100"),
     )  # fmt: skip
 

@@ -180,11 +180,19 @@ def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:  # n
             _verify_block(kernel, s.body, scope)
         case Loop():
             use(s.extent, s.limit, *s.after, *s.before)
-            inside = {s.axis.name} | ({s.lane.name} if s.lane is not None else set())
-            if inside & scope.names:
-                raise VerifyError(f"{kernel.name}: loop axis {s.axis.name} hides another")
-            _verify_block(kernel, s.prologue, _Scope(scope.names | {f"{s.axis.name}_at"}, scope.accumulators))
-            _verify_block(kernel, s.body, _Scope(scope.names | inside, scope.accumulators))
+            _verify_loop(kernel, s, scope)
+
+
+def _verify_loop(kernel: Kernel, s: Loop, scope: _Scope) -> None:
+    axes = {s.axis.name} | ({s.lane.name} if s.lane is not None else set())
+    if axes & scope.names:
+        raise VerifyError(f"{kernel.name}: loop axis {s.axis.name} hides another")
+    _verify_block(kernel, s.prologue, _Scope(scope.names | {f"{s.axis.name}_at"}, scope.accumulators))
+    inside = _Scope(scope.names | axes, scope.accumulators)
+    for first in s.origins:
+        _started(kernel, first.accumulator.name, scope)
+        _verify_block(kernel, first.body, inside)
+    _verify_block(kernel, s.body, inside)
 
 
 def _verify_share(kernel: Kernel, s: Share, scope: _Scope) -> None:

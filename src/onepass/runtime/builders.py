@@ -44,6 +44,6 @@ class InterpretedBuilder:
 def prelude_digest() -> str:
     """Changes with what generated Triton calls, and with how machine code is made of it."""
     called = [PRELUDE_FOLDER / f"triton_{name}.py" for name in ("prelude", "hardware", "nvidia")]
-    made_by = [Path(__file__).with_name(f"{name}.py") for name in ("triton_kernels", "triton_stages", "assembler")]
+    made_by = [Path(__file__).with_name(f"{name}.py") for name in ("triton_kernels", "triton_private", "assembler")]
     files = (*called, *made_by)
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()

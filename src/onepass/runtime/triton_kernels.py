@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import re
@@ -24,7 +23,7 @@ import torch
 from ..errors import KernelBuildError
 from ..ir.source import MULTIPLE, KernelSource
 from ..ir.target import Target
-from .assembler import given_up, registers_and_stack, repaired
+from .assembler import adds_wrongly, given_up, registers_and_stack, repaired
 from .builders import prelude_digest
 from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
@@ -32,14 +31,10 @@ from .driver import driver
 from .kernels import build_kernels
 from .launcher import launcher
 from .scratch import scratch_folder
-from .triton_stages import Staged, run_stages
+from .triton_private import Staged, find_assembler, gpu_target, run_stages, triton_version
 
 EVEN, ANY_SIZES, ANY_POINTERS = range(3)  # the launcher's variants, by what they take
 WRONG_CONTEXT = 201
-# Triton lets library functions take denormal numbers for zero unless told otherwise; these would then be far off.
-_NEED_DENORMALS = re.compile(
-    r"\b(tl\.log2|libdevice\.(log10|pow|fmod|lgamma|atan2|nextafter)|op_(remainder|floordiv))\("
-)
 # Of the memory of matrix units on sm_100; Triton's launcher is what refuses a kernel that asks for more.
 MOST_COLUMNS, COLUMN_BYTES = 512, 512
 _DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
@@ -52,7 +47,7 @@ class TritonBuilder:
         self.target = target
 
     def fingerprint(self) -> str:
-        return f"triton {_triton_version()} {self.target.name} {prelude_digest()}"
+        return f"triton {triton_version()} {self.target.name} {prelude_digest()}"
 
     def build(self, source: KernelSource, output: Path) -> None:
         output.write_bytes(build_binary(source, self.target))
@@ -111,13 +106,13 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
         )
         options: dict[str, Any] = {"num_warps": source.warps, "num_stages": max(1, source.stages)}
         options["enable_fp_fusion"] = not source.exact
-        if "tl.device_assert" in source.text:
+        if source.asserts:
             options |= {"debug": True, "sanitize_overflow": False}
-        if _NEED_DENORMALS.search(source.text):
+        if source.denormals:  # else library functions may take denormal numbers for zero
             options["enable_reflect_ftz"] = False
-        compiled = run_stages(
-            ast, _gpu_target(target), options, {"ptx": given_up if source.streams else repaired}, _hardware(target)
-        )
+        wrong = not target.name.startswith("gfx") and adds_wrongly(find_assembler(target))
+        edits = {"ptx": functools.partial(_edited, wrong=wrong, streams=source.streams)}
+        compiled = run_stages(ast, gpu_target(target), options, edits, _hardware(target))
     except Exception as error:
         path = scratch_folder() / f"{source.key}.failed.py"
         path.write_text(source.text)
@@ -126,6 +121,8 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
         ) from error
     facts = compiled.facts
     _refuse_others(compiled, source)
+    if wrong and not compiled.edited and repaired(compiled.texts["ptx"]) != compiled.texts["ptx"]:
+        raise KernelBuildError(f"triton.compile for {target.name}", "its assembler may add addresses wrongly", "")
     binary, registers, spills = _machine_code(compiled.texts, target)
     spills += COLUMN_BYTES * max(0, (facts.get("tmem_size") or 0) - MOST_COLUMNS)  # nothing of it would run
     head = {
@@ -133,6 +130,12 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
         "registers": registers, "spills": spills, "maps": _maps(facts, len(source.matrices)),
     }  # fmt: skip
     return packed(head, binary)
+
+
+def _edited(ptx: str, wrong: bool, streams: bool) -> str:
+    """The text as the assembler gets it. `wrong`: it may get sums wrong."""
+    ptx = repaired(ptx) if wrong else ptx
+    return given_up(ptx) if streams else ptx
 
 
 def _refuse_others(compiled: Staged, source: KernelSource) -> None:
@@ -143,7 +146,7 @@ def _refuse_others(compiled: Staged, source: KernelSource) -> None:
     memory = sum(compiled.facts.get(f"{name}_scratch_size") or 0 for name in ("global", "profile"))
     if taken != passed or memory:
         reason = f"{taken} arguments and {memory} bytes of memory, {passed} and none are passed"
-        raise KernelBuildError(f"triton.compile of Triton {_triton_version()}", reason, "")
+        raise KernelBuildError(f"triton.compile of Triton {triton_version()}", reason, "")
 
 
 def _maps(facts: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -170,27 +173,11 @@ def _triton() -> Any:
     return triton
 
 
-@functools.cache
-def _triton_version() -> str:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise KernelBuildError("import triton", "Triton is not installed; pip install triton", "") from error
-
-
 def _hardware(target: Target) -> dict[str, Any]:
     """What the prelude's `hardware` is on a target, if it is not what it is on every one."""
     if target.name.startswith("gfx"):
         return {}
     return {"onepass.codegen.triton_hardware": importlib.import_module("onepass.codegen.triton_nvidia")}
-
-
-def _gpu_target(target: Target) -> Any:
-    from triton.backends.compiler import GPUTarget
-
-    if target.name.startswith("gfx"):
-        return GPUTarget("hip", target.name, target.warp)
-    return GPUTarget("cuda", int(target.name.removeprefix("sm_")), target.warp)
 
 
 def _load_module(source: KernelSource) -> Any:

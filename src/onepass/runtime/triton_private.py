@@ -1,12 +1,159 @@
-"""What onepass takes from Triton's interpreter, in one place: its patching, tensors and program numbers."""
+"""What onepass takes from Triton beyond its public interface, in one place: stages, assembler, interpreter.
+
+`TESTED` are the versions whose stages are known. In any other, or where a part of them is missing, `triton.compile`
+compiles: it builds more slowly (it makes a key of the whole package and of every function a kernel calls, and writes
+each stage to a cache of its own), edits no text, and takes mathematics from its library.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import importlib.metadata
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from ..errors import KernelBuildError
+from ..ir.target import Target
+
+TESTED = ((3, 6), (3, 9))  # the first and the last
+# CPython 3.11 fails where two threads make syntax trees at once; reading a function is Python's work from end to end.
+_reading = threading.Lock()
+
+
+@functools.cache
+def triton_version() -> str:
+    """The version of the package, which is not imported for that."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise KernelBuildError("import triton", "Triton is not installed; pip install triton", "") from error
+
+
+def gpu_target(target: Target) -> Any:
+    """A target as Triton names it."""
+    from triton.backends.compiler import GPUTarget
+
+    if target.name.startswith("gfx"):
+        return GPUTarget("hip", target.name, target.warp)
+    return GPUTarget("cuda", int(target.name.removeprefix("sm_")), target.warp)
+
+
+# --- stages: from a function to machine code ---
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What the stages gave as text or bytes, by the stage's name, and what they said of the kernel."""
+
+    texts: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    edited: bool = True  # by the edits that were asked for
+
+
+Edits = Mapping[str, Callable[[str], str]]  # of the text of a stage, before the next
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """What a backend does with one function."""
+
+    options: Any
+    functions: Any
+    modules: dict[str, Any]
+    context: Any
+    each: dict[str, Callable[[Any, dict[str, Any]], Any]]
+
+
+def run_stages(function: Any, target: Any, options: dict[str, Any], edits: Edits, instead: Mapping[str, Any]) -> Staged:
+    """Compile an `ASTSource` for a `GPUTarget`. `instead`: modules in the place of others, by the others' names."""
+    found = _stages(function, target, options)
+    if found is None:
+        return _by_triton(function, target, options)
+    facts: dict[str, Any] = {"target": target, **vars(found.options)}
+    with _reading:
+        module = function.make_ir(target, found.options, found.functions, {**found.modules, **instead}, found.context)
+    texts: dict[str, Any] = {}
+    for name, stage in found.each.items():
+        module = stage(module, facts)
+        if isinstance(module, str) and name in edits:
+            module = edits[name](module)
+        if isinstance(module, str | bytes):
+            texts[name] = module
+    return Staged(texts, facts)
+
+
+def _stages(function: Any, target: Any, options: dict[str, Any]) -> _Stages | None:
+    """The stages, or None where this version's are not known."""
+    version = tuple(int(n) for n in re.findall(r"\d+", triton_version())[:2])
+    if not TESTED[0] <= version <= TESTED[1]:
+        return None
+    try:
+        from triton._C.libtriton import ir
+        from triton.compiler.compiler import make_backend
+
+        backend = make_backend(target)
+        parsed = backend.parse_options({**options, **function.parse_options()})
+        each: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
+        backend.add_stages(each, parsed, function.language)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        functions = backend.get_codegen_implementation(parsed)
+        return _Stages(parsed, functions, dict(backend.get_module_map()), context, each)
+    except (ImportError, AttributeError):
+        return None
+
+
+def _by_triton(function: Any, target: Any, options: dict[str, Any]) -> Staged:
+    import triton
+
+    with _reading:
+        compiled: Any = triton.compile(function, target=target, options=options)
+    return Staged(compiled.asm, compiled.metadata._asdict(), edited=False)
+
+
+def _after_fork() -> None:
+    """Whoever was reading is not in the child."""
+    global _reading
+    _reading = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# --- the assembler inside the package ---
+
+
+@dataclass(frozen=True, slots=True)
+class Assembler:
+    """NVIDIA's assembler; `version` is CUDA's, empty where nothing is known of it."""
+
+    path: str
+    architecture: str
+    version: tuple[int, ...] = ()
+
+
+def find_assembler(target: Target) -> Assembler | None:
+    """The assembler of a target's kernels, where Triton says which it is."""
+    try:
+        from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+        capability = int(target.name.removeprefix("sm_"))
+        tool = get_ptxas(capability)
+        version = tuple(int(n) for n in re.findall(r"\d+", str(getattr(tool, "version", ""))))
+        return Assembler(str(getattr(tool, "path", tool)), sm_arch_from_capability(capability), version)
+    except (ImportError, AttributeError, TypeError):
+        return None
+
+
+# --- the interpreter ---
 
 
 class Interpreter:

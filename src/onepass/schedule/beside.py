@@ -59,4 +59,5 @@ def joined(kernels: Sequence[Kernel]) -> Kernel:
         descriptors=tuple(dict.fromkeys(d for k in kernels for d in k.descriptors)),
         wide=any(k.wide for k in kernels),
         flat=False,
+        streams=any(k.streams for k in kernels) and all(k.streams for k in kernels if k.descriptors),
     )

@@ -97,6 +97,7 @@ class ContractionScheduler:
         self.descriptors = company.descriptors if company is not None else {}
         self.wide = any(needs_wide(b) for b in self._buffers())
         self.others = others
+        self.streams = False  # what hardware copies is read once
         self.tiles: Tiles = self._choose_tiles(candidate)
 
     def _choose_tiles(self, candidate: int) -> Tiles:
@@ -150,6 +151,7 @@ class ContractionScheduler:
             descriptors=tuple(self.descriptors.values()),
             resident=self.target.processors if self.tiles.resident else 0,
             flat=self.tiles.resident and self._operands()[1] == 1,
+            streams=self.streams,
         )
 
     def _passing(self) -> tuple[NestStore, ...]:
@@ -441,8 +443,8 @@ class ContractionScheduler:
         found = self._block(load.buffer, load.index)
         if found is None:
             return None
-        reuse = "never" if self._streams(load) else ""
-        return LoadTile(Var(self.builder.name("block"), load.dtype), *found, reuse)
+        self.streams = self.target.gives_up_copies and self.tiles.rows <= FEW_ROWS  # then nothing else is copied
+        return LoadTile(Var(self.builder.name("block"), load.dtype), *found)
 
     def _streams(self, load: Load) -> bool:
         """Whether a matrix is read once, and would not stay in the chip's cache: better that others stay.

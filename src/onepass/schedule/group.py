@@ -29,6 +29,7 @@ from ..ir.target import Target
 from ..ir.time import Time, total_us
 from .adjust import adjusted_chunk
 from .beside import schedule_beside
+from .complete import completed
 from .contraction_split import schedule_contraction
 from .contraction_states import schedule_tile_states
 from .layout import access_scores
@@ -44,7 +45,13 @@ CARRIED_ELEMENTS = 8192  # of the rows that the programs of one processor hold a
 
 
 def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIRST) -> ScheduledGroup:
-    """The kernels of a group, in launch order.
+    """The kernels of a group, in launch order, with everything decided that an emitter prints."""
+    scheduled = _scheduled(group, target, name, choice)
+    return replace(scheduled, kernels=tuple(map(completed, scheduled.kernels)))
+
+
+def _scheduled(group: Group, target: Target, name: str, choice: Choice) -> ScheduledGroup:
+    """The kernels as their scheduler leaves them.
 
     Later candidates keep fewer values per thread: for a group whose first kernel spilled registers. What finishes
     a split is never adjusted.

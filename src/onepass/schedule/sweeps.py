@@ -179,7 +179,7 @@ class NestScheduler:
             reduce.monoid,
             reduce.part_dtypes,
             states,
-            reduce.monoid == "sum" and reduce.dtype.is_float and rows > PLAIN_SUM,
+            PLAIN_SUM if reduce.monoid == "sum" and reduce.dtype.is_float and rows > PLAIN_SUM else 0,
         )
         self.builder.add(Start(accumulator))
         return replace(item, accumulator=accumulator, state=linear(self._order(frozenset(inside))))
@@ -342,7 +342,7 @@ class NestScheduler:
             return item
         name = self.builder.name(f"{item.reduce.monoid}_acc")
         long = item.reduce.monoid == "sum" and item.reduce.dtype.is_float and self._run(item, lanes) > PLAIN_SUM
-        accumulator = Accumulator(name, item.reduce.monoid, item.reduce.part_dtypes, lanes, long)
+        accumulator = Accumulator(name, item.reduce.monoid, item.reduce.part_dtypes, lanes, PLAIN_SUM if long else 0)
         self.builder.add(Start(accumulator))
         return replace(item, accumulator=accumulator)
 

@@ -1,0 +1,175 @@
+"""The last step of a schedule: what an emitter prints and a launch assumes, decided from the finished statements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.expr import Const
+from ..ir.kernel import (
+    Accumulate,
+    Bind,
+    Contract,
+    FillRandom,
+    Fold,
+    Kernel,
+    Let,
+    LoadElement,
+    LoadTile,
+    Loop,
+    Operand,
+    RandomWord,
+    Statement,
+    StoreElement,
+    StoreTile,
+    Tile,
+    Var,
+    rewritten,
+    walk,
+)
+from ..ir.ops import NEED_DENORMALS
+from ..ir.poly import Axis, Poly, Symbol, product
+from ..ir.program import Buffer
+from ..ir.source import MULTIPLE
+from .moments import shift_moments
+from .sides import separate_sides
+
+TEAM_WORK = 1 << 15  # elements below which a team of threads costs more than it saves
+WATCHED_WORDS = 64  # sizes and numbers of a launch, as many as the launcher looks at
+NAME_LENGTH = 48
+_ARITHMETIC = frozenset(("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "fma"))
+_UNNAMED = frozenset(
+    ("cast", "narrow", "widen", "reopen", "bitcast", "where", "eq", "ne", "lt", "le", "gt", "ge", "bitand", "bitor",
+     "bitnot", "wrap_index", "check_index", "uniform")
+)  # fmt: skip
+
+
+def completed(kernel: Kernel) -> Kernel:
+    """The kernel with every decision that is left to its own statements."""
+    statements = walk(kernel.body)
+    kernel = replace(kernel, entry=_entry(statements))
+    return _tile_program(kernel, statements) if kernel.warps else _thread_program(kernel)
+
+
+def _thread_program(kernel: Kernel) -> Kernel:
+    body = rewritten(shift_moments(kernel.body), _take_turns)
+    return replace(kernel, body=body, team_work=TEAM_WORK)
+
+
+def _take_turns(s: Statement) -> Statement:
+    """Lanes that enter one state do so one after another."""
+    if not isinstance(s, Loop) or s.kind == "sweep":
+        return s
+    return replace(s, ordered=any(isinstance(x, Accumulate) and not x.lane.axes for x in s.body))
+
+
+def _tile_program(kernel: Kernel, statements: list[Statement]) -> Kernel:
+    lets = [s for s in statements if isinstance(s, Let)]
+    tensors = [b for b in kernel.parameters if b not in kernel.numbers and product(b.shape) is not Poly.ONE]
+    halves = all(b.dtype.bytes == 2 for b in tensors)
+
+    def change(s: Statement) -> Statement:
+        match s:
+            case Loop() if kernel.stages and not kernel.resident and _is_innermost(s) and s.extent is not Poly.ONE:
+                return replace(s, stages=kernel.stages)
+            case RandomWord() if s.along is not None and halves and (s.along.extent.constant or 0) >= 8:
+                return replace(s, calls=2)  # a thread has eight neighbours then, not four
+        return s
+
+    return replace(
+        kernel,
+        body=separate_sides(rewritten(kernel.body, change)),
+        multiples=_multiples(kernel, statements),
+        matrices=_packed_matrices(statements),
+        denormals=any(s.op in NEED_DENORMALS and _is_float(s.args[0]) for s in lets),
+        asserts=any(s.op in ("wrap_index", "check_index") for s in lets),
+    )
+
+
+def _is_innermost(loop: Loop) -> bool:
+    return not any(isinstance(s, Loop) for s in walk(loop.body))
+
+
+def _is_float(value: Operand) -> bool:
+    return isinstance(value, Var | Const) and value.dtype.is_float
+
+
+# --- the name ---
+
+
+def _entry(statements: list[Statement]) -> str:
+    """The function's name: its reductions and functions in order, or its arithmetic where there is nothing else."""
+    words = list(dict.fromkeys(word for s in statements if (word := _word(s))))
+    text = "_".join([w for w in words if w not in _ARITHMETIC] or words)
+    if len(text) > NAME_LENGTH:
+        text = text[: text.rindex("_", 0, NAME_LENGTH + 1)]
+    return f"onepass_{text or 'copy'}"
+
+
+def _word(s: Statement) -> str:
+    match s:
+        case Let() if s.op not in _UNNAMED and _is_float(s.args[0]):
+            return s.op
+        case Accumulate():
+            return s.accumulator.monoid.removesuffix("_merge")
+        case Fold():
+            return s.monoid.removesuffix("_merge")
+        case Contract():
+            return "dot"
+        case RandomWord() | FillRandom():
+            return "random"
+    return ""
+
+
+# --- what a launch assumes ---
+
+
+def _multiples(kernel: Kernel, statements: list[Statement]) -> tuple[Symbol, ...]:
+    """Sizes that decide whether neighbours in memory are loaded together, and that were multiples when traced."""
+    deciding = _deciding_sizes(statements)
+    watched = kernel.symbols[: max(0, WATCHED_WORDS - len(kernel.numbers))]
+    return tuple(s for s in watched if s in deciding and s.hint is not None and s.hint > 0 and s.hint % MULTIPLE == 0)
+
+
+def _deciding_sizes(statements: list[Statement]) -> set[Symbol]:
+    """Sizes where rows end, or that rows are apart.
+
+    How many rows there are decides nothing, nor do multiples of such a size.
+    """
+    offsets = [s.offset for s in statements if isinstance(s, LoadElement | StoreElement | LoadTile | StoreTile)]
+    bound = [s.value for s in statements if isinstance(s, Bind)]
+    found = [*offsets, *bound, *(a for s in statements if isinstance(s, Let) for a in s.args if isinstance(a, Poly))]
+
+    def lies_across(axis: Axis) -> bool:
+        steps = [p.coefficient(axis) for p in offsets if axis in p.axes]
+        return not any(step is None or step is Poly.ONE for step in steps) and not any(axis in p.axes for p in bound)
+
+    found += [p for s in statements if isinstance(s, Tile) and not lies_across(s.axis) for p in s.limits]
+    terms = [
+        (m, c) for p in found for m, c in p.terms if c % MULTIPLE or not all(isinstance(a, Axis | Symbol) for a in m)
+    ]
+    return {size for term in terms for size in Poly((term,)).symbols()}
+
+
+def _packed_matrices(statements: list[Statement]) -> tuple[Buffer, ...]:
+    """Buffers of packed types that go to the matrix unit and nowhere else."""
+    loads: dict[Buffer, set[str]] = {}
+    for s in statements:
+        if isinstance(s, LoadElement | LoadTile):
+            buffer = s.buffer if isinstance(s, LoadElement) else s.descriptor.buffer
+            if buffer.dtype.is_packed:
+                loads.setdefault(buffer, set()).add(s.var.name)
+    if not loads:
+        return ()
+    operands = [o for s in statements if isinstance(s, Contract) for o in (s.left, s.right)]
+    multiplied = {o.name for o in operands if isinstance(o, Var)}
+    elsewhere = {v.name for s in statements if not isinstance(s, Contract) for v in _used(s)}
+    return tuple(b for b, names in loads.items() if names <= multiplied - elsewhere)
+
+
+def _used(s: Statement) -> list[Var]:
+    """The variables among a statement's operands; what it defines is not among them."""
+    found: list[object] = []
+    for name in ("args", "inputs", "value", "guard", "factor", "condition"):
+        field = getattr(s, name, ())
+        found += field if isinstance(field, tuple) else [field]
+    return [v for v in found if isinstance(v, Var)]

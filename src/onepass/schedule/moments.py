@@ -1,0 +1,97 @@
+"""Welford states in float64 become sums of x - origin and of its square; the origin is the first element.
+
+The distance of an element from the mean is at most sqrt(n) deviations, so the subtraction at the end loses at most
+log2(n) of the 53 bits. That is half the work, and lanes merge by addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..ir.dtypes import DType
+from ..ir.kernel import (
+    Accumulate,
+    Accumulator,
+    Finish,
+    FirstElement,
+    Let,
+    LoadElement,
+    Loop,
+    Operand,
+    RandomWord,
+    ReadLocal,
+    Rescale,
+    Start,
+    Statement,
+    StoreElement,
+    Var,
+    WriteLocal,
+    rewritten,
+    walk,
+)
+from ..ir.poly import Poly
+
+_SIMPLE = (Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Accumulate)
+
+
+def shift_moments(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The statements with every such state shifted that is entered in strips alone and whose lanes all merge."""
+    shifted = _shifted(body)
+    if not shifted:
+        return body
+
+    def change(s: Statement) -> Statement:
+        if isinstance(s, Start | Accumulate | Finish | Rescale) and s.accumulator in shifted:
+            return replace(s, accumulator=replace(s.accumulator, shifted=True))
+        if isinstance(s, Loop) and s.kind == "strip":
+            entered = [x for x in s.body if isinstance(x, Accumulate) and x.accumulator.shifted]
+            return replace(s, origins=tuple(_first(s.body, x) for x in entered))
+        return s
+
+    return rewritten(body, change)
+
+
+def _shifted(body: tuple[Statement, ...]) -> set[Accumulator]:
+    statements = walk(body)
+    started = (s.accumulator for s in statements if isinstance(s, Start))
+    found = {a for a in started if a.monoid == "welford" and a.dtypes[0] is DType.F64}
+    by_lane = {
+        id(x)
+        for s in statements
+        if isinstance(s, Loop) and s.kind == "strip" and all(isinstance(x, _SIMPLE) for x in s.body)
+        for x in s.body
+        if isinstance(x, Accumulate) and s.lane in x.lane.axes
+    }
+    entered_elsewhere = {s.accumulator for s in statements if isinstance(s, Accumulate) and id(s) not in by_lane}
+    finished_by_lane = {s.accumulator for s in statements if isinstance(s, Finish) and s.lane is not None}
+    return found - entered_elsewhere - finished_by_lane
+
+
+def _first(body: tuple[Statement, ...], s: Accumulate) -> FirstElement:
+    """The origin of the state that `s` enters, with those statements of a strip's body that it needs."""
+    needed, found = _names(s.inputs), list[Statement]()
+    for x in reversed(body):
+        if isinstance(x, Let | LoadElement | RandomWord | ReadLocal) and x.var.name in needed:
+            found.append(x)
+            needed |= _names(_operands(x))
+    return FirstElement(s.accumulator, tuple(reversed(found)), s.inputs[0])
+
+
+def _operands(s: Let | LoadElement | RandomWord | ReadLocal) -> tuple[Operand | None, ...]:
+    match s:
+        case Let():
+            return s.args
+        case LoadElement():
+            return s.offset, s.guard
+        case RandomWord():
+            return s.seed, s.index
+    return (s.index,)
+
+
+def _names(operands: Iterable[Operand | None]) -> set[str]:
+    """The variables in operands; one inside an index is a symbol of its name."""
+    found: set[str] = set()
+    for o in operands:
+        found |= {o.name} if isinstance(o, Var) else {s.name for s in o.symbols()} if isinstance(o, Poly) else set()
+    return found

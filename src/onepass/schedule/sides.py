@@ -1,0 +1,110 @@
+"""Comparisons of positions in a tile program: rows on one side, columns on the other.
+
+`i - j >= 0` would hold a tile of differences in registers through a loop; `i >= j` holds a row and a column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.dtypes import DType
+from ..ir.expr import Const
+from ..ir.kernel import (
+    Finish,
+    Fold,
+    Let,
+    LoadElement,
+    LoadTile,
+    Loop,
+    Operand,
+    RandomWord,
+    ReadLocal,
+    Share,
+    Statement,
+    Tile,
+    Var,
+    When,
+)
+from ..ir.poly import Poly, is_far
+
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+_NONE: frozenset[str] = frozenset()
+
+
+def separate_sides(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The statements with every comparison of two positions arranged."""
+    return _Walk().block(body, {}, ())
+
+
+class _Walk:
+    """Goes through a body in order and knows the tile axes that every name varies over."""
+
+    def __init__(self) -> None:
+        self.along: dict[str, frozenset[str]] = {}
+
+    def block(
+        self, body: tuple[Statement, ...], dims: dict[str, int], counters: tuple[str, ...]
+    ) -> tuple[Statement, ...]:
+        """`dims`: the dimension of each open tile axis; `counters`: the axes of the open loops."""
+        dims, result = dict(dims), list[Statement]()
+        for s in body:
+            match s:
+                case Loop():
+                    s = replace(s, body=self.block(s.body, dims, (*counters, s.axis.name)))
+                case When() | Share():
+                    s = replace(s, body=self.block(s.body, dims, counters))
+                case Tile():
+                    others = len(dims.keys() - {s.axis.name})
+                    dims[s.axis.name] = others if s.dim is None else s.dim
+                    self.along[s.axis.name] = frozenset((s.axis.name,))
+                case Let() if s.op in _COMPARISONS:
+                    s = replace(s, args=self.sides(s.args, dims, counters))
+            self.define(s)
+            result.append(s)
+        return tuple(result)
+
+    def define(self, s: Statement) -> None:
+        match s:
+            case Let():
+                self.along[s.var.name] = self.axes(*s.args)
+            case LoadElement():
+                self.along[s.var.name] = self.axes(s.offset, s.guard)
+            case LoadTile():
+                self.along[s.var.name] = self.axes(s.offset)
+            case RandomWord():
+                self.along[s.var.name] = self.axes(s.index)
+            case ReadLocal():
+                self.along[s.var.name] = frozenset(a.name for a in s.local.tiles)
+            case Fold():
+                left = self.axes(*s.inputs) - {a.name for a in s.over}
+                self.along |= {v.name: left for v in s.parts}
+            case Finish():
+                left = frozenset(a.name for a in s.accumulator.tiles if a not in s.accumulator.folded)
+                self.along |= {v.name: left for v in s.parts}
+
+    def axes(self, *operands: Operand | None) -> frozenset[str]:
+        """The tile axes that operands together vary over."""
+        names = [({o.name} if isinstance(o, Var) else o.names()) for o in operands if isinstance(o, Var | Poly)]
+        return _NONE.union(*(self.along.get(n, _NONE) for found in names for n in found))
+
+    def sides(self, args: tuple[Operand, ...], dims: dict[str, int], counters: tuple[str, ...]) -> tuple[Operand, ...]:
+        """Where a side varies along several tile axes, the last of them and the loops' counters go to the right."""
+        places = [place for a in args if (place := _place(a)) is not None]
+        if len(places) != 2 or all(len(self.axes(p)) < 2 for p in places):
+            return args
+        moving = places[0] - places[1]
+        last = max(self.axes(moving), key=lambda name: dims[name], default="")
+        names = {last, *counters}
+        right = Poly(tuple((m, c) for m, c in moving.terms if any(a.poly().names() & names for a in m)))
+        apart = self.axes(right) == frozenset((last,)) and last not in self.axes(moving - right)
+        return (moving - right, -right) if apart else args
+
+
+def _place(value: Operand) -> Poly | None:
+    """An operand as a position, if it is one."""
+    match value:
+        case Poly():
+            return value
+        case Const() if value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
+            return Poly.of(int(value.value))
+    return None
