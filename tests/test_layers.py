@@ -1,4 +1,4 @@
-"""The import rule: ir < analysis < stages < explain < pipeline < {tuning, spills} < judging < compilation < backend.
+"""The import rule: ir < analysis < stages < explain < pipeline < {tuning, resources} < judging < compilation < backend.
 
 Stages stay apart.
 """
@@ -21,7 +21,7 @@ RANK = {
     "explain": 4,
     "pipeline": 5,
     "tuning": 6,
-    "spills": 6,
+    "resources": 6,
     "judging": 7,
     "compilation": 8,
     "backend": 9,

@@ -16,7 +16,7 @@ from .autograd.exact import needs_exact
 from .errors import KernelBuildError
 from .explain.debug import build_progress, report_stage
 from .explain.planning import is_planning
-from .ir.choice import AS_RULED, FIRST
+from .ir.choice import FIRST, group_name
 from .ir.host_json import MalformedProgram
 from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
@@ -28,7 +28,7 @@ from .runtime.cache import Cache, default_cache
 from .runtime.device import runs_here
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
-from .runtime.kernels import Builder, LoadedKernel, build_kernels
+from .runtime.kernels import Builder, LoadedKernel, build_each, build_kernels
 from .runtime.launcher import launcher
 from .runtime.stopwatch import Stopwatch, stopwatch_for
 
@@ -88,10 +88,10 @@ def _compile(
     cache: Cache | None,
     timer: Stopwatch | None,
 ) -> tuple[GraphEntry, Wrapper | None, Compiled]:
-    """Plan, schedule and build; what spills is scheduled or planned again, what is slow may be adjusted."""
+    """Plan, schedule and build; what does not fit the chip is scheduled or planned again, slow kernels are adjusted."""
     from .judging import Judge  # here, because a hit does without
     from .pipeline import PlannedGraph, compile_entry, plan_graph
-    from .spills import Spills
+    from .resources import Resources
     from .tuning import Workshop, tune_groups
 
     workshop = Workshop(builder, cache, timer) if timer is not None else None
@@ -101,32 +101,28 @@ def _compile(
         return plan_graph(graph, target, options, record, None if judge is None else partial(judge, target), limits)
 
     notes: list[DecisionRecord] = []
-    spills = Spills(notes)
+    resources = Resources(notes)
     planned = plan(target)
     while True:
-        choices = spills.choices(planned)
+        choices = resources.choices(planned)
         entry, wrapper = compile_entry(planned, record, choices)
-        try:
+        if problems := _problems(entry, record, builder, cache):
+            limits = resources.failed(planned, problems)
+            if limits is None:
+                raise next(iter(problems.values()))
+        else:
             kernels = _build(entry, record, builder, cache)
-        except KernelBuildError as error:
-            # Kernels with matrix products ask most of a chip's own compiler, which may fail on them.
-            if not planned.target.products_per_us:
-                raise
-            reason = f"a kernel could not be built: {str(error).splitlines()[0]}"
-            notes.append(DecisionRecord("plan", "plan", "product", False, reason, 0.0, 0))
-            planned = plan(replace(planned.target, products_per_us=0.0), planned.limits)
-            continue
-        limits = spills.after(planned, record.kernels)
+            limits = resources.after(planned, record.kernels)
         if limits is not planned.limits:
-            planned = plan(planned.target, limits)
-        elif spills.choices(planned) == choices:
+            planned = plan(target, limits)
+        elif resources.choices(planned) == choices:
             break
     if workshop is not None and record.kernels:
         with stage(record, "tune"):
             outcomes = tune_groups(planned, choices, record, workshop)
-        changed = {n: o.adjustment for n, o in outcomes.items() if o.adjustment != AS_RULED}
-        if changed:
-            choices |= {n: replace(choices.get(n, FIRST), adjustment=a) for n, a in changed.items()}
+        tuned = {n: replace(choices.get(n, FIRST), adjustment=o.adjustment) for n, o in outcomes.items()}
+        if any(choice != choices.get(n, FIRST) for n, choice in tuned.items()):
+            choices |= tuned
             entry, wrapper = compile_entry(planned, record, choices)
             kernels = _build(entry, record, builder, cache)
         for kernel in record.kernels:
@@ -136,6 +132,19 @@ def _compile(
         record.cache = "not kept"  # what another time may find
     record.decisions[:0] = notes
     return entry, wrapper, _loaded(entry, kernels, record, graph)
+
+
+def _problems(
+    entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None
+) -> dict[str, BaseException]:
+    """Build every kernel of a graph: what went wrong, by the names of groups."""
+    with stage(record, "build"):
+        built = build_each(entry.kernels, builder, cache, build_progress())
+    wrong = {s.text: b for s, b in zip(entry.kernels, built, strict=True) if isinstance(b, BaseException)}
+    for error in wrong.values():
+        if not isinstance(error, KernelBuildError):
+            raise error
+    return {group_name(k.name): wrong[k.source] for k in record.kernels if k.source in wrong}
 
 
 def _build(entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None) -> Sequence[LoadedKernel]:
@@ -159,7 +168,7 @@ def _note_resources(record: CompileRecord, entry: GraphEntry, kernels: Sequence[
         found = built.get(kernel.source)
         if found is not None:
             kernel.registers, kernel.spilled_bytes = found.registers, found.spills
-            kernel.shared_bytes = found.shared
+            kernel.shared_bytes, kernel.threads = found.shared, found.threads
 
 
 def _can_run(target: str, graph: GraphModule) -> bool:

@@ -38,6 +38,7 @@ class KernelRecord:
     registers: int = 0  # per thread; 0 where nobody counts them
     spilled_bytes: int = 0
     shared_bytes: int = 0
+    threads: int = 0  # of one program; 0 where nobody said
     tuning: str = ""  # what measuring led to, or why nothing was measured; empty where nobody asked
     trials: list[TrialRecord] = field(default_factory=list)  # of a split's first kernel: both kernels together
 
