@@ -165,10 +165,7 @@ def _note_resources(record: CompileRecord, entry: GraphEntry, kernels: Sequence[
     """What the chip's own compiler said of every kernel, where it did."""
     built = {s.text: getattr(k.function, "built", None) for s, k in zip(entry.kernels, kernels, strict=True)}
     for kernel in record.kernels:
-        found = built.get(kernel.source)
-        if found is not None:
-            kernel.registers, kernel.spilled_bytes = found.registers, found.spills
-            kernel.shared_bytes, kernel.threads = found.shared, found.threads
+        kernel.note(built.get(kernel.source))
 
 
 def _can_run(target: str, graph: GraphModule) -> bool:

@@ -40,6 +40,7 @@ def _everything_is_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(close_calls, "CLOSE", 1e9)
     monkeypatch.setattr(close_calls, "SMALLEST_US", 0.0)
     monkeypatch.setattr(judging, "_known", {})
+    monkeypatch.setattr(judging, "FAR", 1e9)
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
     yield
 
@@ -144,6 +145,32 @@ def test_the_faster_one_is_taken(times: tuple[float, float], externs: int) -> No
     assert len(result.record.externs) == externs and decision.accepted == (not externs)
     assert f"measured {times[0]} us in one kernel, {times[1]} us by the library" in decision.reason
     torch.testing.assert_close(result.call(list(inputs))[0], function(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("script", "kept", "races"),
+    [
+        ([(40.0, 96.9), (41.0, 28.5)], (40.0, 28.5), 2),  # one and the same product: the host was measured
+        ([(40.0, 96.9), (39.0, 97.0), (41.0, 96.0)], (39.0, 96.0), 3),  # it is as slow as that
+        ([(40.0, 59.0)], (40.0, 59.0), 1),
+        ([(40.0, 96.9), "out of memory"], None, 2),
+    ],
+)
+def test_a_time_far_above_its_price_is_doubted(
+    script: list[Any], kept: tuple[float, float] | None, races: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, inputs, _ = PROGRAMS["gelu"]
+    monkeypatch.setattr(judging, "FAR", 2.0)
+    stopwatch = Scripted(f"doubt {script}", script)
+    judge = judging.Judge._race
+    monkeypatch.setattr(judging.Judge, "_race", lambda self, runs, most, _: judge(self, runs, most, (30.0, 30.0)))
+    (decision,) = decided(compiled(function, stopwatch, *inputs))
+    assert len(stopwatch.races) == races
+    if kept is None:
+        assert decision.reason.endswith("not measured: out of memory")
+    else:
+        assert decision.reason.startswith(f"measured {kept[0]} us in one kernel, {kept[1]} us by the library")
+        assert decision.accepted == (kept[0] < kept[1])
 
 
 def layers(x: Tensor, b: Tensor, *weights: Tensor) -> Tensor:
@@ -293,6 +320,29 @@ def test_a_kernel_nobody_would_run_loses(built: Built | None, reason: str, monke
     (decision,) = decided(result)
     assert not stopwatch.races and not decision.accepted and decision.reason.startswith(reason)
     torch.testing.assert_close(result.call(list(inputs))[0], function(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_the_schedule_that_would_run_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one spills: the next one races, and runs."""
+    load, spilling = InterpretedBuilder.load, []
+
+    def claimed(self: InterpretedBuilder, path: Path, source: KernelSource) -> Any:
+        function = load(self, path, source)
+        if "tl.dot" in source.text:
+            spilling.append(source.warps)
+            function.built = Built("", 0, 128, 255, 64 if source.warps == spilling[0] else 0, b"")  # type: ignore[attr-defined]
+        return function
+
+    monkeypatch.setattr(built_kernels, "_functions", {})
+    monkeypatch.setattr(InterpretedBuilder, "load", claimed)
+    stopwatch = Running("next schedule")
+    inputs = normal((128, 64), (128, 64), (128,))
+    result = compiled(gelu, stopwatch, *inputs, cache=False)
+    (decision,) = decided(result)
+    assert decision.accepted and decision.reason.startswith("measured ") and len(set(spilling)) == 2
+    assert "schedule 0 spills 64 bytes" in result.record.decisions[0].reason
+    assert stopwatch.races[0][0][0].kernels[0].function.built.spills == 0  # type: ignore[attr-defined]
+    torch.testing.assert_close(result.call(list(inputs))[0], gelu(*inputs), rtol=1e-4, atol=1e-4)
 
 
 def test_what_reads_by_computed_indices_is_not_measured() -> None:

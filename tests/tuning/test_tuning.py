@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ class Scripted:
     clock: float = 0.0
     met: dict[int, int] = field(default_factory=dict)
 
-    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
         assert len(kernels) == len(trial.launches)
         answer = self.script[min(self.asked, len(self.script) - 1)]
         self.asked += 1
@@ -58,7 +59,7 @@ class Scripted:
 class Falling(Scripted):
     """Each kernel is faster than the one before."""
 
-    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
         place = self.met.setdefault(id(kernels[0].function), len(self.met))
         return Timing(1000 * 0.9**place)
 

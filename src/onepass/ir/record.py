@@ -42,6 +42,12 @@ class KernelRecord:
     tuning: str = ""  # what measuring led to, or why nothing was measured; empty where nobody asked
     trials: list[TrialRecord] = field(default_factory=list)  # of a split's first kernel: both kernels together
 
+    def note(self, built: Any) -> None:
+        """Keep what the chip's own compiler said of the kernel, if it did."""
+        if built is not None:
+            self.registers, self.spilled_bytes = built.registers, built.spills
+            self.shared_bytes, self.threads = built.shared, built.threads
+
 
 @dataclass(slots=True)
 class ExternRecord:

@@ -48,7 +48,7 @@ class Times:
         return high < CLOSE * low and high >= SMALLEST_US
 
 
-Judge: TypeAlias = Callable[[Regions, Regions], Verdict]  # (together, apart)
+Judge: TypeAlias = Callable[[Regions, Regions, tuple[float, float]], Verdict]  # together, apart, what each should take
 
 
 class CloseCalls:
@@ -65,7 +65,7 @@ class CloseCalls:
         about = decision.kind, decision.producer
         if self._lost[about] >= MOST_LOST:
             return _refused(decision, "measured and lost with other operations around it")
-        verdict = self._judge(*question())
+        verdict = self._judge(*question(), (times.together_us, times.apart_us + times.spared_us))
         if verdict.problem:
             if self._lost[about]:
                 return _refused(decision, "measured and lost with more around it")
