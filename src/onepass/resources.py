@@ -8,14 +8,22 @@ keep theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from .errors import KernelBuildError
+from .explain.debug import build_progress
 from .ir.choice import AS_RULED, Adjustment, Choice, group_name
 from .ir.limits import FOLLOWERS, OPERANDS, PRODUCTS, Limits
 from .ir.plan import Group
-from .ir.record import DecisionRecord, KernelRecord
+from .ir.record import CompileRecord, DecisionRecord, KernelRecord, stage
 from .ir.target import Target
-from .pipeline import PlannedGraph
+from .runtime.cache import Cache
+from .runtime.entries import GraphEntry
+from .runtime.kernels import Builder, LoadedKernel, build_each
+
+if TYPE_CHECKING:
+    from .pipeline import PlannedGraph
 
 # Schedules of a group after the first. Of products whose operands are computed inside: smaller tiles would compute
 # them more often. Of products without: the last ones have few rows, and read the other matrix many times.
@@ -32,6 +40,38 @@ _GIVEN_UP = {
     PRODUCTS: "its products are the library's",
 }
 _Key = tuple[frozenset[str] | bool, ...]
+
+
+class UnbuiltGroups(KernelBuildError):
+    """Kernels that could not be built, by the names of their groups; it says what the first one said."""
+
+    def __init__(self, problems: Mapping[str, KernelBuildError]) -> None:
+        Exception.__init__(self, str(next(iter(problems.values()))))
+        self.problems = problems
+
+
+def build_entry(entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None) -> list[LoadedKernel]:
+    """The kernels of a graph, and in its record what the chip's compiler said of them. Raises `UnbuiltGroups`."""
+    with stage(record, "build"):
+        built = build_each(entry.kernels, builder, cache, build_progress())
+    problems: dict[str, KernelBuildError] = {}
+    for source, found in zip(entry.kernels, built, strict=True):
+        if isinstance(found, KernelBuildError):
+            problems |= {group_name(k.name): found for k in record.kernels if k.source == source.text}
+        elif isinstance(found, BaseException):
+            raise found
+    if problems:
+        raise UnbuiltGroups(problems)
+    kernels = [k for k in built if isinstance(k, LoadedKernel)]
+    note_resources(record, entry, kernels)
+    return kernels
+
+
+def note_resources(record: CompileRecord, entry: GraphEntry, kernels: Sequence[LoadedKernel]) -> None:
+    """What the chip's own compiler said of every kernel, where it did."""
+    built = {s.text: getattr(k.function, "built", None) for s, k in zip(entry.kernels, kernels, strict=True)}
+    for kernel in record.kernels:
+        kernel.note(built.get(kernel.source))
 
 
 class Resources:
@@ -95,7 +135,7 @@ class Resources:
         self.notes.append(_residence_note(kernel, at[1], held, wanted))
         return True
 
-    def failed(self, planned: PlannedGraph, problems: dict[str, BaseException]) -> Limits | None:
+    def failed(self, planned: PlannedGraph, problems: Mapping[str, KernelBuildError]) -> Limits | None:
         """The limits of the next plan where kernels of some groups cannot be built; None where there are none left."""
         limits: Limits | None = planned.limits
         for name, error in problems.items():

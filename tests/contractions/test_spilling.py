@@ -204,7 +204,7 @@ def test_values_are_the_same(spilling: int, monkeypatch: pytest.MonkeyPatch) -> 
         for kernel in record.kernels:
             kernel.spilled_bytes = 512 if multiplies(kernel) and len(builds) <= spilling else 0
 
-    monkeypatch.setattr("onepass.compilation._note_resources", note)
+    monkeypatch.setattr("onepass.resources.note_resources", note)
     made = torch.Generator().manual_seed(spilling)
     shapes = [*[(1, 2, 80, 48)] * 3, (80, 32), (80, 32)]
     arguments = [torch.randn(s, generator=made) for s in shapes]

@@ -26,6 +26,7 @@ class Limits:
     members: Mapping[str, int] = field(default_factory=dict)  # operations in one kernel
     uncarried: frozenset[str] = frozenset()  # no states are carried over long rows
     products: Mapping[str, int] = field(default_factory=dict)  # what kernels with matrix products have given up
+    doubted: frozenset[str] = frozenset()  # prediction says too little of kernels with these: every call is a close one
 
     def given_up(self, defines: Iterable[Define]) -> int:
         """What a kernel with matrix products may not do: this step and those before it; 0: nothing is ruled out."""
@@ -54,6 +55,11 @@ class Limits:
         if group.products:
             return self._giving_up(group, max(PRODUCTS, self.given_up(_summed(group)) + 1))
         return self._halved(group, target)
+
+    def doubting(self, group: Group) -> Limits:
+        """Limits under which the group's products are measured in one kernel and by the library."""
+        names = {d.buffer.name for d in _summed(group)}
+        return self if names <= self.doubted else replace(self, doubted=self.doubted | names)
 
     def _halved(self, group: Group, target: Target) -> Limits | None:
         names = [d.buffer.name for d in group.members]
