@@ -1,6 +1,5 @@
-"""The import rule: ir < analysis < stages < explain < pipeline < {tuning, spills} < judging < compilation < backend.
-
-Stages stay apart.
+"""The import rule: ir < analysis < stages < explain < pipeline < {tuning, resources} < judging < building < compilation
+< backend. Stages stay apart.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ RANK = {
     "explain": 4,
     "pipeline": 5,
     "tuning": 6,
-    "spills": 6,
+    "resources": 6,
     "judging": 7,
-    "compilation": 8,
-    "backend": 9,
+    "building": 8,
+    "compilation": 9,
+    "backend": 10,
 }
-TOP = 10  # the package itself, the command line, the demo: may import everything
+TOP = 11  # the package itself, the command line, the demo: may import everything
 STAGES_WITH_PRIVATE_TORCH = ("autograd", "explain", "lowering", "runtime")
 PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in STAGES_WITH_PRIVATE_TORCH)}
 

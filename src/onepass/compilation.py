@@ -7,28 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
 from .autograd.exact import needs_exact
 from .errors import KernelBuildError
-from .explain.debug import build_progress, report_stage
+from .explain.debug import report_stage
 from .explain.planning import is_planning
-from .ir.choice import AS_RULED, FIRST
 from .ir.host_json import MalformedProgram
-from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
-from .ir.record import CompileRecord, DecisionRecord, stage
+from .ir.record import CompileRecord
 from .ir.target import Target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
+from .resources import build_entry
 from .runtime.builders import INTERPRETED, builder_for
 from .runtime.cache import Cache, default_cache
 from .runtime.device import runs_here
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
-from .runtime.kernels import Builder, LoadedKernel, build_kernels
+from .runtime.kernels import Builder, LoadedKernel
 from .runtime.launcher import launcher
 from .runtime.stopwatch import Stopwatch, stopwatch_for
 
@@ -60,7 +58,7 @@ def compile_graph(
         record.cache = "hit"
         report_stage(options, record)
         try:
-            return _loaded(found, _build(found, record, builder, cache), record, graph)
+            return _loaded(found, build_entry(found, record, builder, cache), record, graph)
         except MalformedProgram:
             cache.discard_graph(key)
     if not is_planning() and kernel_device(graph) != "cpu" and _can_run(target.name, graph):
@@ -88,61 +86,10 @@ def _compile(
     cache: Cache | None,
     timer: Stopwatch | None,
 ) -> tuple[GraphEntry, Wrapper | None, Compiled]:
-    """Plan, schedule and build; what spills is scheduled or planned again, what is slow may be adjusted."""
-    from .judging import Judge  # here, because a hit does without
-    from .pipeline import PlannedGraph, compile_entry, plan_graph
-    from .spills import Spills
-    from .tuning import Workshop, tune_groups
+    from .building import Building  # here, because a hit does without
 
-    workshop = Workshop(builder, cache, timer) if timer is not None else None
-    judge = Judge(graph, options, workshop) if workshop is not None else None
-
-    def plan(target: Target, limits: Limits = NO_LIMITS) -> PlannedGraph:
-        return plan_graph(graph, target, options, record, None if judge is None else partial(judge, target), limits)
-
-    notes: list[DecisionRecord] = []
-    spills = Spills(notes)
-    planned = plan(target)
-    while True:
-        choices = spills.choices(planned)
-        entry, wrapper = compile_entry(planned, record, choices)
-        try:
-            kernels = _build(entry, record, builder, cache)
-        except KernelBuildError as error:
-            # Kernels with matrix products ask most of a chip's own compiler, which may fail on them.
-            if not planned.target.products_per_us:
-                raise
-            reason = f"a kernel could not be built: {str(error).splitlines()[0]}"
-            notes.append(DecisionRecord("plan", "plan", "product", False, reason, 0.0, 0))
-            planned = plan(replace(planned.target, products_per_us=0.0), planned.limits)
-            continue
-        limits = spills.after(planned, record.kernels)
-        if limits is not planned.limits:
-            planned = plan(planned.target, limits)
-        elif spills.choices(planned) == choices:
-            break
-    if workshop is not None and record.kernels:
-        with stage(record, "tune"):
-            outcomes = tune_groups(planned, choices, record, workshop)
-        changed = {n: o.adjustment for n, o in outcomes.items() if o.adjustment != AS_RULED}
-        if changed:
-            choices |= {n: replace(choices.get(n, FIRST), adjustment=a) for n, a in changed.items()}
-            entry, wrapper = compile_entry(planned, record, choices)
-            kernels = _build(entry, record, builder, cache)
-        for kernel in record.kernels:
-            if (outcome := outcomes.get(kernel.name.removesuffix("_partial"))) is not None:
-                kernel.tuning, kernel.trials = outcome.summary, list(outcome.trials)
-    if judge is not None and judge.left_open and cache is not None:
-        record.cache = "not kept"  # what another time may find
-    record.decisions[:0] = notes
-    return entry, wrapper, _loaded(entry, kernels, record, graph)
-
-
-def _build(entry: GraphEntry, record: CompileRecord, builder: Builder, cache: Cache | None) -> Sequence[LoadedKernel]:
-    with stage(record, "build"):
-        kernels = build_kernels(entry.kernels, builder, cache, build_progress())
-        _note_resources(record, entry, kernels)
-    return kernels
+    made = Building(graph, target, options, record, builder, cache, timer).run()
+    return made.entry, made.wrapper, _loaded(made.entry, made.kernels, record, graph)
 
 
 def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule) -> Compiled:
@@ -150,16 +97,6 @@ def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileR
     if is_planning() or not _can_run(record.target, graph):
         return Compiled(_as_traced(graph), record)
     return Compiled(Executable(entry.host, list(kernels)).call, record)
-
-
-def _note_resources(record: CompileRecord, entry: GraphEntry, kernels: Sequence[LoadedKernel]) -> None:
-    """What the chip's own compiler said of every kernel, where it did."""
-    built = {s.text: getattr(k.function, "built", None) for s, k in zip(entry.kernels, kernels, strict=True)}
-    for kernel in record.kernels:
-        found = built.get(kernel.source)
-        if found is not None:
-            kernel.registers, kernel.spilled_bytes = found.registers, found.spills
-            kernel.shared_bytes = found.shared
 
 
 def _can_run(target: str, graph: GraphModule) -> bool:

@@ -1,15 +1,17 @@
 """Close calls on matrix products, decided by measuring: one kernel, or the library and kernels around it.
 
 Takes a region as a program of its own, planned both ways, builds both by the usual stages, lets them race on the
-device and gives a `Verdict`. Equal regions are measured once, in this process and, by the persistent cache, in later
-ones. Measuring stops when the graph's seconds are spent; prediction decides what is left.
+device and gives a `Verdict`. Both have the schedules they would run with: what spills or holds too few programs gets
+its next one first. Equal regions are measured once, in this process and, by the persistent cache, in later ones.
+Measuring stops when the graph's seconds are spent; prediction decides what is left.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch.fx import GraphModule
 
@@ -17,10 +19,12 @@ from .analysis.access import estimate
 from .autograd.exact import needs_exact
 from .codegen.host import emit_host
 from .codegen.trial import have_examples, stand_in, stays_inside
-from .ir.choice import FIRST
+from .ir.choice import FIRST, Choice
+from .ir.kernel import Kernel
 from .ir.options import Options
 from .ir.poly import Symbol
 from .ir.program import Buffer
+from .ir.record import KernelRecord
 from .ir.source import HostProgram, KernelSource
 from .ir.structure import Unwritable, structure
 from .ir.target import Target
@@ -29,10 +33,13 @@ from .pipeline import PlannedGraph, emit_kernels, plan_regions, schedule_named
 from .planner.close_calls import Verdict
 from .planner.memory import plan_peak
 from .planner.regions import Regions
+from .resources import Resources
 from .runtime.kernels import LoadedKernel, build_each
-from .runtime.stopwatch import Run, alone
+from .runtime.stopwatch import Race, Run, alone
 from .tuning import EFFORTS, Workshop
 
+FAR, DOUBTS = 2.0, 2  # a time that is so many times the predicted one is doubted, and so often measured again
+_Built: TypeAlias = LoadedKernel | BaseException
 _known: dict[str, Verdict] = {}  # what this process has measured
 
 
@@ -41,9 +48,16 @@ class _Way:
     """One of the two ways, ready to be built."""
 
     planned: PlannedGraph
+    choices: Mapping[str, Choice]
     host: HostProgram
+    kernels: tuple[Kernel, ...]
     sources: tuple[KernelSource, ...]
-    inside: bool  # whatever is read through integers that are 0 exists
+    numbers: Mapping[Kernel, int]  # which source a kernel uses
+
+    @property
+    def inside(self) -> bool:
+        """Whether everything that is read through integers that are 0 exists."""
+        return all(map(stays_inside, self.kernels))
 
 
 class Judge:
@@ -56,18 +70,20 @@ class Judge:
         self._end: float | None = None
         self.left_open = False  # something could not be measured now, but might be another time
 
-    def __call__(self, target: Target, together: Regions, apart: Regions) -> Verdict:
-        """What both ways take on the device; `problem` where that cannot be known."""
+    def __call__(self, target: Target, together: Regions, apart: Regions, expected: tuple[float, float]) -> Verdict:
+        """What both ways take on the device; `problem` where that cannot be known. `expected`: what they should."""
         try:
             key = self._key(target, together, apart)
         except Unwritable:
             return Verdict(problem="it does not run by itself")
         if key not in self._answers:
             found = _known.get(key) or self._stored(key)
-            self._answers[key] = found or self._judged(key, target, together, apart)
+            self._answers[key] = found or self._judged(key, target, (together, apart), expected)
         return self._answers[key]
 
-    def _judged(self, key: str, target: Target, together: Regions, apart: Regions) -> Verdict:
+    def _judged(
+        self, key: str, target: Target, both: tuple[Regions, Regions], expected: tuple[float, float]
+    ) -> Verdict:
         now = self.workshop.now()
         if self._end is None:
             self._end = now + EFFORTS[self.options.tune].graph_seconds
@@ -75,7 +91,7 @@ class Judge:
             self.left_open = True
             return Verdict(problem="the time for measuring is spent")
         try:
-            verdict = self._measured(target, together, apart)
+            verdict = self._measured(target, both, expected)
         except Exception as error:  # a mistake of ours: the graph itself may well be compiled
             if self.options.strict:
                 raise
@@ -86,37 +102,48 @@ class Judge:
                 self.workshop.cache.write_times(key, (verdict.together_us, verdict.apart_us))
         return verdict
 
-    def _measured(self, target: Target, together: Regions, apart: Regions) -> Verdict:
-        buffers = [i for r in (together, apart) for i in r.program.inputs if isinstance(i, Buffer)]
+    def _measured(self, target: Target, both: tuple[Regions, Regions], expected: tuple[float, float]) -> Verdict:
+        buffers = [i for r in both for i in r.program.inputs if isinstance(i, Buffer)]
         if not have_examples(buffers):
             return Verdict(problem="its sizes are known only at run time")
-        ways = [self._way(target, regions) for regions in (together, apart)]
+        ways = [_way(plan_regions(self.graph, regions, target, self.options), {}) for regions in both]
         if not all(way.inside for way in ways):
             return Verdict(problem="what it reads depends on values")
-        built = iter(build_each([s for w in ways for s in w.sources], self.workshop.builder, self.workshop.cache))
-        one, other = ([next(built) for _ in w.sources] for w in ways)
+        ways, (one, other) = self._built(ways)
         if (fault := _fault(one, target)) is not None:
             return Verdict(lost=f"its kernel {fault}")
         if any(isinstance(k, BaseException) for k in other):
             return Verdict(problem="a kernel around it cannot be built")
         names = {b: f"a{n}" for n, b in enumerate(dict.fromkeys(buffers))}
         runs = [_run(way, kernels, names) for way, kernels in zip(ways, (one, other), strict=True)]
-        most = max(plan_peak(w.planned.program, w.planned.plan.steps) for w in ways)
-        with alone:
-            race = self.workshop.stopwatch.race(runs, most)
+        race = self._race(runs, max(plan_peak(w.planned.program, w.planned.plan.steps) for w in ways), expected)
         if race.problem:
             self.left_open = True
             return Verdict(problem=race.problem)
         together_us, apart_us = race.times_us
         return Verdict(together_us, apart_us)
 
-    def _way(self, target: Target, regions: Regions) -> _Way:
-        planned = plan_regions(self.graph, regions, target, self.options)
-        scheduled = {group: schedule_named(planned, name, FIRST) for name, group in planned.names.items()}
-        kernels = [k for s in scheduled.values() for k in s.kernels]
-        sources, numbers = emit_kernels(planned, kernels)
-        host = emit_host(planned.program, planned.plan, scheduled, numbers)
-        return _Way(planned, host, tuple(sources), all(map(stays_inside, kernels)))
+    def _built(self, ways: list[_Way]) -> tuple[list[_Way], list[list[_Built]]]:
+        """The ways with the schedules they would run with, and their kernels."""
+        known = [Resources([]) for _ in ways]
+        while True:
+            found = iter(build_each([s for w in ways for s in w.sources], self.workshop.builder, self.workshop.cache))
+            built = [[next(found) for _ in w.sources] for w in ways]
+            after = [_next(w, own, r) for w, own, r in zip(ways, built, known, strict=True)]
+            if all(mine is others for mine, others in zip(ways, after, strict=True)):
+                return ways, built
+            ways = after
+
+    def _race(self, runs: Sequence[Run], bytes_beside: int, expected: tuple[float, float]) -> Race:
+        """The least that each run took; a time far above the predicted one is doubted."""
+        with alone:
+            race = self.workshop.stopwatch.race(runs, bytes_beside)
+            for _ in range(DOUBTS):
+                if race.problem or all(t <= FAR * us for t, us in zip(race.times_us, expected, strict=True)):
+                    break
+                again = self.workshop.stopwatch.race(runs, bytes_beside)
+                race = again if again.problem else Race(tuple(map(min, race.times_us, again.times_us)))
+        return race
 
     def _stored(self, key: str) -> Verdict | None:
         times = self.workshop.cache.read_times(key) if self.workshop.cache is not None else None
@@ -135,7 +162,29 @@ class Judge:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _fault(built: Sequence[LoadedKernel | BaseException], target: Target) -> str | None:
+def _way(planned: PlannedGraph, choices: Mapping[str, Choice]) -> _Way:
+    scheduled = {g: schedule_named(planned, name, choices.get(name, FIRST)) for name, g in planned.names.items()}
+    kernels = tuple(k for s in scheduled.values() for k in s.kernels)
+    sources, numbers = emit_kernels(planned, list(kernels))
+    host = emit_host(planned.program, planned.plan, scheduled, numbers)
+    return _Way(planned, choices, host, kernels, tuple(sources), numbers)
+
+
+def _next(way: _Way, built: Sequence[_Built], known: Resources) -> _Way:
+    """The way with the next schedules of kernels that do not fit the chip; itself where there are none."""
+    records: list[KernelRecord] = []
+    for kernel in way.kernels:
+        loaded = built[way.numbers[kernel]]
+        if isinstance(loaded, BaseException):
+            return way
+        records.append(KernelRecord(kernel.name, [], 0, 0, kernel.schedule, "", 0.0))
+        records[-1].note(getattr(loaded.function, "built", None))
+    known.after(way.planned, records)
+    choices = known.choices(way.planned)
+    return way if choices == way.choices else _way(way.planned, choices)
+
+
+def _fault(built: Sequence[_Built], target: Target) -> str | None:
     """Why a kernel with products is none that one would run."""
     for kernel in built:
         if isinstance(kernel, BaseException):
@@ -148,7 +197,7 @@ def _fault(built: Sequence[LoadedKernel | BaseException], target: Target) -> str
     return None
 
 
-def _run(way: _Way, built: Sequence[LoadedKernel | BaseException], names: dict[Buffer, str]) -> Run:
+def _run(way: _Way, built: Sequence[_Built], names: dict[Buffer, str]) -> Run:
     inputs = [i for i in way.planned.program.inputs if isinstance(i, Buffer | Symbol)]
     taken = tuple(estimate(i.poly()) if isinstance(i, Symbol) else stand_in(i, names[i]) for i in inputs)
     return Run(way.host, [k for k in built if isinstance(k, LoadedKernel)], taken)

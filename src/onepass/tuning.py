@@ -2,22 +2,32 @@
 
 Takes a planned graph whose kernels are built, gives an `Outcome` for every group: how to adjust its schedule, and
 what was tried. The search walks from the rules' own layout to a faster neighbour, as long as there is one and
-budget is left. Layouts change, programs do not: sums may be added in another order, nothing else.
+budget is left. Layouts change, programs do not: sums may be added in another order, nothing else. Groups with the most
+to gain come first: time above the price, times the kernels that are equal. A group that stays far above its price
+and above the price of its parts is planned apart (`limits_of_slow`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from .analysis.nest import Refusal
+from .analysis.access import operation_cost
+from .analysis.nest import Refusal, opened
+from .analysis.unify import unify
 from .codegen.trial import emit_trial
-from .ir.choice import AS_RULED, FIRST, Adjustment, Choice, group_name
+from .explain.measure import define_bytes
+from .ir.choice import FIRST, Adjustment, Choice, group_name
 from .ir.expr import Random, postorder
-from .ir.plan import Group
+from .ir.limits import Limits
+from .ir.plan import Group, Store
 from .ir.record import CompileRecord, TrialRecord
 from .ir.source import KernelSource, Trial
+from .ir.target import Target
+from .lowering.fingerprint import environment_key
 from .pipeline import PlannedGraph, emit_kernels, schedule_named
 from .planner.cost import SMALLEST_US, predict_us
 from .runtime.cache import Cache
@@ -25,6 +35,8 @@ from .runtime.kernels import Builder, LoadedKernel, build_each, processors
 from .runtime.stopwatch import Stopwatch, alone
 
 GAIN = 1.02  # a neighbour is taken if it is faster by more than this
+DROPPED = 1.3  # a neighbour whose first launch takes so many times the best time is not launched again
+FAR = 2.0  # a group that takes so many times its price may be better off in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,11 @@ class Outcome:
     summary: str
     trials: tuple[TrialRecord, ...] = ()
 
+    @property
+    def time_us(self) -> float:
+        """What the group takes, as measured; 0 where it was not."""
+        return next((t.time_us for t in self.trials if t.chosen), 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class _Version:
@@ -88,7 +105,6 @@ class _Tried:
 
 
 LAUNCHING = Refusal("it is mostly launching")
-RULED = Refusal("tiles of matrix products are as the rules say")
 DRAWING = Refusal("drawing random numbers takes most of it, in any layout")
 _Key = tuple[str, str, str, Trial, tuple[str, ...]]
 _decided: dict[_Key, Outcome] = {}  # what this process has found: equal layers of other graphs are not timed again
@@ -106,34 +122,37 @@ def tune_groups(
     slow: list[tuple[float, _Key, _Tried]] = []
     with alone:
         for name in planned.names:
-            predicted_us, floor_us = _expected(planned, name, record)
+            predicted_us, floor_us = expected_us(planned, name, record)
             version: _Version | Refusal
             if predicted_us < SMALLEST_US:
                 version = LAUNCHING
-            elif planned.names[name].products:
-                version = RULED
             elif planned.options.tune == "quick" and _draws(planned.names[name]):
                 version = DRAWING
             else:
                 version = _version(planned, name, choices.get(name, FIRST))
             if isinstance(version, Refusal):
-                outcomes[name] = Outcome(AS_RULED, f"not measured: predicted {predicted_us:.3g} us, {version.reason}")
+                summary = f"not measured: predicted {predicted_us:.3g} us, {version.reason}"
+                outcomes[name] = Outcome(choices.get(name, FIRST).adjustment, summary)
                 continue
             key = _key(planned, version, workshop)
             equal.setdefault(key, []).append(name)
-            if key in _decided:
-                found[key] = _decided[key]
-            elif len(equal[key]) == 1:
-                (ruled,) = _try([version], workshop)
-                if (settled := _settled(ruled.record, floor_us, effort)) is not None:
-                    found[key] = settled
-                else:
-                    slow.append((floor_us - ruled.record.time_us, key, ruled))
-        for _, key, ruled in sorted(slow, key=lambda s: s[0]):  # where most can be gained first
+            if len(equal[key]) > 1:
+                continue
+            if (known := _decided.get(key) or _stored(key, workshop)) is not None:
+                found[key] = known
+                continue
+            (ruled,) = _try([version], workshop)
+            if (settled := _settled(ruled, floor_us, effort)) is not None:
+                found[key] = settled
+            else:
+                slow.append((ruled.record.time_us - floor_us, key, ruled))
+        for _, key, ruled in sorted(slow, key=lambda s: s[0] * len(equal[s[1]]), reverse=True):
             name = equal[key][0]
             search = _Search(planned, name, choices.get(name, FIRST), effort, workshop)
             found[key] = search.run(ruled, min(end, workshop.now() + effort.group_seconds))
-        _decided.update({key: outcome for key, outcome in found.items() if outcome.trials})  # what was measured
+        for key, outcome in found.items():
+            if outcome.trials and key not in _decided:  # it was measured
+                _keep(key, outcome, workshop)
     return outcomes | {name: found[key] for key, names in equal.items() for name in names}
 
 
@@ -159,7 +178,8 @@ class _Search:
             for first in range(0, len(around), at_once):
                 if self.workshop.now() >= end:
                     return self._outcome(ruled, best, tried)
-                for found in _try(around[first : first + at_once], self.workshop):
+                worst_us = math.inf if best.record.spilled_bytes else DROPPED * best.record.time_us
+                for found in _try(around[first : first + at_once], self.workshop, worst_us):
                     tried.append(found)
                     if found.beats(best):
                         best, moved = found, True
@@ -188,7 +208,7 @@ class _Search:
         time_us = f"{ruled.record.time_us:.3g} us as the rules say"
         if best is ruled:
             others = f"of {len(tried) - 1} others none is better" if len(tried) > 1 else "no other was tried"
-            return Outcome(AS_RULED, f"{time_us}; {others}", records)
+            return Outcome(ruled.version.adjustment, f"{time_us}; {others}", records)
         summary = f"{best.record.time_us:.3g} us with {best.version.adjustment}; {time_us}"
         return Outcome(best.version.adjustment, summary, records)
 
@@ -197,21 +217,73 @@ def _fastest(first: _Tried, again: _Tried) -> _Tried:
     return again if not again.record.problem and again.record.time_us < first.record.time_us else first
 
 
-def _settled(record: TrialRecord, floor_us: float, effort: Effort) -> Outcome | None:
+def _settled(ruled: _Tried, floor_us: float, effort: Effort) -> Outcome | None:
     """What is decided after the first measurement, if it is."""
+    record, adjustment = ruled.record, ruled.version.adjustment
     if record.problem:
-        return Outcome(AS_RULED, f"not measured: {record.problem}")
+        return Outcome(adjustment, f"not measured: {record.problem}")
     if record.time_us > effort.near_floor * floor_us or record.spilled_bytes:
         return None
     summary = f"{record.time_us:.3g} us, {record.time_us / floor_us:.2f} of its floor"
-    return Outcome(AS_RULED, summary, (replace(record, chosen=True),))
+    return Outcome(adjustment, summary, (replace(record, chosen=True),))
+
+
+def _keep(key: _Key, outcome: Outcome, workshop: Workshop) -> None:
+    _decided[key] = outcome
+    if workshop.cache is not None:
+        workshop.cache.write_trials(_hashed(key), asdict(outcome))
+
+
+def _stored(key: _Key, workshop: Workshop) -> Outcome | None:
+    """What an earlier process found."""
+    data = workshop.cache.read_trials(_hashed(key)) if workshop.cache is not None else None
+    try:
+        if data is None:
+            return None
+        trials = tuple(TrialRecord(**t) for t in data["trials"])
+        _decided[key] = Outcome(Adjustment(**data["adjustment"]), str(data["summary"]), trials)
+    except (KeyError, TypeError):  # of another make
+        return None
+    return _decided[key]
+
+
+def _hashed(key: _Key) -> str:
+    return hashlib.sha256(f"{environment_key()} {key}".encode()).hexdigest()
+
+
+def limits_of_slow(planned: PlannedGraph, outcomes: Mapping[str, Outcome], record: CompileRecord) -> Limits:
+    """The limits of the next plan: those of this one unless a group takes far longer than predicted.
+
+    A kernel with products is then compared with the library on the device; another one does half as much, where
+    prediction says that its parts take less than it was seen to take.
+    """
+    limits = planned.limits
+    for name, outcome in outcomes.items():
+        group, target = planned.names[name], planned.target
+        if outcome.time_us <= FAR * expected_us(planned, name, record)[1]:
+            continue
+        if group.products:
+            limits = limits.doubting(group)
+        elif outcome.time_us > _parts_us(group, target):
+            limits = limits.without(group, target) or limits
+    return limits
+
+
+def _parts_us(group: Group, target: Target) -> float:
+    """What the parts of a group should take: a kernel for every result, or for every operation."""
+    alone = ([*group.stores], [Store(d.buffer, d.axes, d.value) for d in group.members])
+    return min(sum(_alone_us(s, target) for s in parts) for parts in alone)
+
+
+def _alone_us(store: Store, target: Target) -> float:
+    return predict_us(define_bytes(store), operation_cost(opened(unify([store]))), 1, target)
 
 
 def _draws(group: Group) -> bool:
     return any(isinstance(e, Random) for e in postorder([s.value for s in group.stores]))
 
 
-def _expected(planned: PlannedGraph, name: str, record: CompileRecord) -> tuple[float, float]:
+def expected_us(planned: PlannedGraph, name: str, record: CompileRecord) -> tuple[float, float]:
     """What the model predicts of a group, and its floor."""
     found = [k for k in record.kernels if group_name(k.name) == name]
     moved = sum(k.bytes_read + k.bytes_written for k in found)
@@ -232,19 +304,21 @@ def _key(planned: PlannedGraph, version: _Version, workshop: Workshop) -> _Key:
     return planned.options.tune, workshop.stopwatch.chip, workshop.builder.fingerprint(), version.trial, version.keys
 
 
-def _try(versions: Sequence[_Version], workshop: Workshop) -> list[_Tried]:
-    """Build versions, in parallel, then time them one after another."""
+def _try(versions: Sequence[_Version], workshop: Workshop, worst_us: float = math.inf) -> list[_Tried]:
+    """Build versions, in parallel, then time them one after another; those slower than the worst only roughly."""
     built = iter(build_each([s for v in versions for s in v.sources], workshop.builder, workshop.cache))
-    return [_Tried(v, _timed(v, [next(built) for _ in v.sources], workshop)) for v in versions]
+    return [_Tried(v, _timed(v, [next(built) for _ in v.sources], workshop, worst_us)) for v in versions]
 
 
-def _timed(version: _Version, built: Sequence[LoadedKernel | BaseException], workshop: Workshop) -> TrialRecord:
+def _timed(
+    version: _Version, built: Sequence[LoadedKernel | BaseException], workshop: Workshop, worst_us: float
+) -> TrialRecord:
     change = str(version.adjustment)
     for kernel in built:
         if isinstance(kernel, BaseException):
             return TrialRecord(change, 0.0, problem=f"not built: {str(kernel).splitlines()[0]}")
     kernels = [k for k in built if isinstance(k, LoadedKernel)]
-    timing = workshop.stopwatch.time(version.trial, kernels)
+    timing = workshop.stopwatch.time(version.trial, kernels, worst_us)
     known = [b for k in kernels if (b := getattr(k.function, "built", None)) is not None]
     registers, spilled = max((b.registers for b in known), default=0), max((b.spills for b in known), default=0)
     return TrialRecord(change, timing.time_us, registers, spilled, problem=timing.problem)

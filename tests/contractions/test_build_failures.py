@@ -42,6 +42,47 @@ def test_products_go_to_the_library_where_their_kernel_cannot_be_built(monkeypat
     torch.testing.assert_close(ours, function(x, w))
 
 
+def test_only_the_kernel_that_cannot_be_built_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two products, one kernel fails; of the point-wise kernels, one with two operations does."""
+    build = InterpretedBuilder.build
+
+    def fail(self: InterpretedBuilder, source: KernelSource, output: Path) -> None:
+        if any(all(f"aten.{op}." in source.text for op in pair) for pair in (("mm", "sin"), ("exp", "tanh"))):
+            raise KernelBuildError("the assembler", "it crashed", "")
+        build(self, source, output)
+
+    monkeypatch.setattr(InterpretedBuilder, "build", fail)
+    inputs = (torch.randn(17, 24), torch.randn(24, 19), torch.randn(24, 40), torch.randn(33, 50))
+
+    def function(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.sin(x @ v), torch.relu((x * 2) @ w + 1), torch.tanh(torch.exp(y)).cumsum(0), y.cos() + 1
+
+    explanation = onepass.explain(function, *inputs, target="triton-interpret", options={"cache": False})
+    graph = explanation.graphs[0]
+    assert [e.op for e in graph.externs if ".mm." in e.op] == ["aten.mm.default"]
+    found = [{o["op"].split(".")[1] for o in k.operations} for k in graph.kernels]
+    assert any({"mm", "relu"} <= ops for ops in found) and any({"cos", "add"} <= ops for ops in found)
+    assert not any({"tanh", "exp"} <= ops or {"mm", "sin"} <= ops for ops in found)
+    assert sum("could not be built" in d.reason for d in graph.decisions) == 3  # both, and half of the second
+    options = {"target": "triton-interpret", "cache": False, "strict": True}
+    for ours, eager in zip(
+        torch.compile(function, backend="onepass", options=options)(*inputs), function(*inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_a_kernel_of_one_operation_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: InterpretedBuilder, source: KernelSource, output: Path) -> None:
+        raise KernelBuildError("the assembler", "it crashed", "")
+
+    monkeypatch.setattr(InterpretedBuilder, "build", fail)
+    options = {"target": "triton-interpret", "cache": False, "strict": False}
+    run = torch.compile(lambda x: x.sinh() * 2, backend="onepass", options=options)
+    x = torch.randn(8)
+    with pytest.warns(FallbackWarning, match="it crashed"):
+        torch.testing.assert_close(run(x), x.sinh() * 2)
+
+
 def test_nothing_is_compiled_that_cannot_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a C compiler there is no launcher: programs run as eager does, at once."""
 

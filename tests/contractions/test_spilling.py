@@ -206,7 +206,7 @@ def test_values_are_the_same(spilling: int, monkeypatch: pytest.MonkeyPatch) -> 
         for kernel in record.kernels:
             kernel.spilled_bytes = 512 if multiplies(kernel) and len(builds) <= spilling else 0
 
-    monkeypatch.setattr("onepass.compilation._note_resources", note)
+    monkeypatch.setattr("onepass.resources.note_resources", note)
     made = torch.Generator(DEVICE).manual_seed(spilling)
     shapes = [*[(1, 2, 80, 48)] * 3, (80, 32), (80, 32)]
     arguments = [torch.randn(s, generator=made) for s in shapes]
@@ -235,3 +235,69 @@ def test_more_tensor_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(columns.values()) > 512 and reasons(e)
     kept = [n for text, n in columns.items() if any(text in k.source for k in e.kernels)]
     assert len(kept) == len(e.kernels) and max(kept) <= 512
+
+
+# --- programs that a processor holds ---
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "shared", "threads", "programs"),
+    [
+        ("sm_90", 153, 115_712, 128, 2),  # (115,712 + 1024) x 2 is all of 228 KB
+        ("sm_90", 153, 115_713, 128, 1),
+        ("sm_100", 153, 115_712, 128, 2),
+        ("sm_80", 153, 82_944, 128, 2),  # 164 KB
+        ("sm_80", 153, 82_945, 128, 1),
+        ("gfx942", 128, 32 << 10, 256, 2),
+        ("gfx942", 128, 0, 256, 4),  # twice the registers of the others
+        ("sm_90", 128, 0, 256, 2),
+        ("sm_90", 129, 0, 256, 1),  # registers come in blocks of 8
+        ("sm_90", 16, 0, 1024, 2),  # 2048 threads
+        ("sm_90", 16, 0, 32, 32),
+        ("cpu", 0, 0, 0, 0),
+    ],
+)
+def test_resident_programs(target: str, registers: int, shared: int, threads: int, programs: int) -> None:
+    assert find_target(target).resident_programs(registers, shared, threads) == programs
+
+
+def by_positions(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    s = (q @ k.mT).float() * 128**-0.5
+    return s.masked_fill(positions[:, None] < positions, -math.inf).softmax(-1).bfloat16() @ v
+
+
+@pytest.mark.parametrize(("target", "shared"), [("sm_80", 0), ("sm_90", 115_768), ("sm_100", 115_808)])
+def test_a_load_less_is_in_flight_where_a_program_is_lost_otherwise(target: str, shared: int) -> None:
+    """Comparing positions takes 56 bytes of shared memory: of two programs of 113 KB one would be left.
+
+    A processor of sm_80 has room for one program of these tiles, whatever is compared.
+    """
+    torch._dynamo.reset()
+    with FakeTensorMode(), torch.no_grad():
+        made = [torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16) for _ in range(3)]
+        positions = torch.empty(4096, dtype=torch.int64)
+        e = onepass.explain(by_positions, *made, positions, target=target, options=FREE)
+    fits(e, target)
+    (kernel,) = e.kernels
+    chip = find_target(target)
+    held = chip.resident_programs(kernel.registers, kernel.shared_bytes, kernel.threads)
+    notes = [d.reason for d in e.decisions if d.kind == "residence"]
+    if shared:
+        assert held == 2 and "2 stages" in kernel.schedule
+        assert len(notes) == 1 and f"needs {shared} bytes of shared memory: a processor holds 1 of the 2" in notes[0]
+    else:
+        assert held == 1 and "3 stages" in kernel.schedule and not notes
+
+
+@pytest.mark.parametrize(("saved", "stages"), [(40_000, "2 stages"), (8, "3 stages")])
+def test_loads_stay_in_flight_where_that_helps_nobody(saved: int, stages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = {3: 115_768, 2: 115_768 - saved}
+
+    def build(source: KernelSource, target: Any) -> bytes:
+        head = {"entry": source.entry, "shared": shared[source.stages], "threads": 128, "registers": 128, "spills": 0}
+        return triton_kernels.packed(head, b"")
+
+    monkeypatch.setattr(triton_kernels, "build_binary", build)
+    monkeypatch.setattr("onepass.runtime.kernels._functions", {})
+    e = explained(lambda q, k, v: causal((q @ k.mT).tanh()) @ v, "sm_90", *[(4, 16, 2048, 128)] * 3)
+    assert len(e.kernels) == 1 and stages in e.kernels[0].schedule

@@ -46,11 +46,15 @@ most about a second per kernel, 8 seconds per graph, `max` 24; one is taken if i
 never one that spills registers where another does not. Nothing is measured for kernels predicted below 10 µs, for
 targets that are not here, on CPUs, for `explain` on fake tensors, while a CUDA graph is captured, or where the
 tensors would take more than a quarter of the free memory. What was tried is in `explain`; the choice is stored with
-the compiled graph, so a warm start measures nothing.
+the compiled graph, so a warm start measures nothing, and by the kernel's own text, so other graphs with an equal
+kernel do not measure it again. A kernel that takes more than twice its predicted time is compared with its parts:
+with matrix products, with the library on the device; without, with kernels of half as many operations. The faster
+plan stays, and `explain` tells both times.
 
 Whether a matrix product runs inside a kernel or is left to the library follows from predicted times. Where these are
 within 1.75 of each other, both ways are built and timed once, for at most 8 seconds per graph (`max`: 600) and under
-the same conditions; `explain` then says "measured" with both times. Equal parts of a model share one measurement, and
+the same conditions; `explain` then says "measured" with both times. A time above twice the predicted one is measured
+up to twice again, and the least counts. Equal parts of a model share one measurement, and
 so do later processes, by the cache.
 
 Programs stay the same and so do results, but for the order in which a sum is added up, and for roundings to 16 bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ class Scripted:
     clock: float = 0.0
     races: list[tuple[Sequence[Run], int]] = field(default_factory=list)
 
-    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
         return Timing(problem="no trials here")
 
     def race(self, runs: Sequence[Run], bytes_beside: int) -> Race:

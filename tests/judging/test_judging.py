@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,20 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import onepass
-from onepass import judging
+from onepass import building, judging
 from onepass.backend import record_compilations
 from onepass.compilation import Compiled, compile_graph
 from onepass.errors import KernelBuildError
 from onepass.ir.options import Options
 from onepass.ir.record import DecisionRecord
-from onepass.ir.source import Call, KernelSource
+from onepass.ir.source import Call, KernelSource, Trial
 from onepass.ir.target import find_target
 from onepass.planner import close_calls
 from onepass.runtime import kernels as built_kernels
 from onepass.runtime.builders import InterpretedBuilder
 from onepass.runtime.cache import default_cache
-from onepass.runtime.stopwatch import Run
+from onepass.runtime.kernels import LoadedKernel
+from onepass.runtime.stopwatch import Run, Timing
 from onepass.runtime.triton_kernels import Built
 from tests.judging.racing import Running, Scripted
 from tests.tuning.planned import traced
@@ -40,6 +43,7 @@ def _everything_is_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(close_calls, "CLOSE", 1e9)
     monkeypatch.setattr(close_calls, "SMALLEST_US", 0.0)
     monkeypatch.setattr(judging, "_known", {})
+    monkeypatch.setattr(judging, "FAR", 1e9)
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
     yield
 
@@ -146,6 +150,55 @@ def test_the_faster_one_is_taken(times: tuple[float, float], externs: int) -> No
     torch.testing.assert_close(result.call(list(inputs))[0], function(*inputs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("script", "kept", "races"),
+    [
+        ([(40.0, 96.9), (41.0, 28.5)], (40.0, 28.5), 2),  # one and the same product: the host was measured
+        ([(40.0, 96.9), (39.0, 97.0), (41.0, 96.0)], (39.0, 96.0), 3),  # it is as slow as that
+        ([(40.0, 59.0)], (40.0, 59.0), 1),
+        ([(40.0, 96.9), "out of memory"], None, 2),
+    ],
+)
+def test_a_time_far_above_its_price_is_doubted(
+    script: list[Any], kept: tuple[float, float] | None, races: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, inputs, _ = PROGRAMS["gelu"]
+    monkeypatch.setattr(judging, "FAR", 2.0)
+    stopwatch = Scripted(f"doubt {script}", script)
+    judge = judging.Judge._race
+    monkeypatch.setattr(judging.Judge, "_race", lambda self, runs, most, _: judge(self, runs, most, (30.0, 30.0)))
+    (decision,) = decided(compiled(function, stopwatch, *inputs))
+    assert len(stopwatch.races) == races
+    if kept is None:
+        assert decision.reason.endswith("not measured: out of memory")
+    else:
+        assert decision.reason.startswith(f"measured {kept[0]} us in one kernel, {kept[1]} us by the library")
+        assert decision.accepted == (kept[0] < kept[1])
+
+
+@dataclass
+class Slow(Scripted):
+    """Every kernel takes a second."""
+
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
+        return Timing(1e6)
+
+
+@pytest.mark.parametrize(("times", "externs"), [((1e6, 40.0), 1), ((1e6, 2e6), 0)])
+def test_a_product_far_above_its_price_is_compared_with_the_library(
+    times: tuple[float, float], externs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although prediction leaves no doubt."""
+    monkeypatch.setattr(close_calls, "CLOSE", 0.0)
+    monkeypatch.setattr("onepass.tuning.SMALLEST_US", 0.0)
+    function, inputs, _ = PROGRAMS["gelu"]
+    stopwatch = Slow(f"slow {externs}", [times])
+    result = compiled(function, stopwatch, *inputs)
+    assert len(stopwatch.races) == 1 and len(result.record.externs) == externs
+    assert decided(result)[0].reason.startswith(f"measured {times[0]:.1f} us in one kernel, {times[1]:.1f} us by")
+    torch.testing.assert_close(result.call(list(inputs))[0], function(*inputs), rtol=1e-4, atol=1e-4)
+
+
 def layers(x: Tensor, b: Tensor, *weights: Tensor) -> Tensor:
     for w in weights:
         x = torch.sin(gelu(x, w, b).sum(-1, keepdim=True) * x)
@@ -194,7 +247,7 @@ def test_a_warm_start_knows_the_decision(monkeypatch: pytest.MonkeyPatch) -> Non
     function, inputs, _ = PROGRAMS["gelu"]
     stopwatch = Scripted("warm", [(50.0, 40.0)])
     cold = compiled(function, stopwatch, *inputs)
-    monkeypatch.setattr(judging, "Judge", None)  # nobody is there to be asked
+    monkeypatch.setattr(building, "Judge", None)  # nobody is there to be asked
     monkeypatch.setattr(built_kernels, "_functions", {})
     warm = compiled(function, stopwatch, *inputs)
     assert warm.record.cache == "hit" and decided(warm) == decided(cold) and len(stopwatch.races) == 1
@@ -216,7 +269,7 @@ def test_off_never_asks() -> None:
 def test_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     stopwatch = Scripted("budget", [(50.0, 40.0)], seconds=5.0)
     workshop = judging.Workshop
-    monkeypatch.setattr("onepass.tuning.Workshop", lambda *parts: workshop(*parts, stopwatch.now))
+    monkeypatch.setattr("onepass.building.Workshop", lambda *parts: workshop(*parts, stopwatch.now))
 
     def function(x: Tensor, b: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         return tuple(gelu(x[: n + 16], w, b) for n, w in enumerate(weights))
@@ -293,6 +346,29 @@ def test_a_kernel_nobody_would_run_loses(built: Built | None, reason: str, monke
     (decision,) = decided(result)
     assert not stopwatch.races and not decision.accepted and decision.reason.startswith(reason)
     torch.testing.assert_close(result.call(list(inputs))[0], function(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_the_schedule_that_would_run_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one spills: the next one races, and runs."""
+    load, spilling = InterpretedBuilder.load, []
+
+    def claimed(self: InterpretedBuilder, path: Path, source: KernelSource) -> Any:
+        function = load(self, path, source)
+        if "tl.dot" in source.text:
+            spilling.append(source.warps)
+            function.built = Built("", 0, 128, 255, 64 if source.warps == spilling[0] else 0, b"")  # type: ignore[attr-defined]
+        return function
+
+    monkeypatch.setattr(built_kernels, "_functions", {})
+    monkeypatch.setattr(InterpretedBuilder, "load", claimed)
+    stopwatch = Running("next schedule")
+    inputs = normal((128, 64), (128, 64), (128,))
+    result = compiled(gelu, stopwatch, *inputs, cache=False)
+    (decision,) = decided(result)
+    assert decision.accepted and decision.reason.startswith("measured ") and len(set(spilling)) == 2
+    assert "schedule 0 spills 64 bytes" in result.record.decisions[0].reason
+    assert stopwatch.races[0][0][0].kernels[0].function.built.spills == 0  # type: ignore[attr-defined]
+    torch.testing.assert_close(result.call(list(inputs))[0], gelu(*inputs), rtol=1e-4, atol=1e-4)
 
 
 def test_what_reads_by_computed_indices_is_not_measured() -> None:

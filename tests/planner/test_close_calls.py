@@ -34,7 +34,8 @@ class Asked:
     script: Sequence[Verdict]
     questions: list[tuple[Regions, Regions]] = field(default_factory=list)
 
-    def __call__(self, together: Regions, apart: Regions) -> Verdict:
+    def __call__(self, together: Regions, apart: Regions, expected: tuple[float, float]) -> Verdict:
+        assert min(expected) > 0
         if not apart.regions:  # products in kernels are not what lowering makes
             verify_program(apart.program)
         self.questions.append((together, apart))

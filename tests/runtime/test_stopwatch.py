@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,15 @@ from onepass.ir.source import Allocate, Launch, Trial
 from onepass.ir.target import find_target
 from onepass.runtime import stopwatch
 from onepass.runtime.kernels import LoadedKernel
-from onepass.runtime.stopwatch import REPETITIONS, WARM_UPS, DeviceStopwatch, Timing, stopwatch_for
+from onepass.runtime.stopwatch import (
+    BATCH_US,
+    HEAD_START,
+    LEAST_REPETITIONS,
+    REPETITIONS,
+    DeviceStopwatch,
+    Timing,
+    stopwatch_for,
+)
 
 TRIAL = Trial(
     (
@@ -27,22 +36,30 @@ TRIAL = Trial(
 
 
 class Event:
-    """Milliseconds pass by one a record, and by a hundred at the third pair."""
+    """A call takes `takes` microseconds, the fourth of a batch a hundred times that.
 
-    clock = 0.0
+    `late`: numbers of calls that the device reached before the host was done with them, a millisecond later.
+    """
+
+    made, asked, takes = 0, 0, 1.0
+    late: Container[int] = ()
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
     def record(self) -> None:
-        Event.clock += 0.001 if Event.clock != 0.007 else 0.1
-        self.at = Event.clock
+        self.number, Event.made = Event.made, Event.made + 1
+
+    def query(self) -> bool:
+        self.waited, Event.asked = Event.asked in Event.late, Event.asked + 1
+        return self.waited
 
     def synchronize(self) -> None:
-        Event.clock = 0.0
+        Event.made = 0
 
     def elapsed_time(self, other: Event) -> float:
-        return other.at - self.at
+        assert other.number == self.number + 1
+        return 1.0 if self.waited else Event.takes * (100 if self.number == 6 else 1) / 1e3
 
 
 @pytest.fixture
@@ -58,6 +75,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         get_device_name=lambda: fake.properties.name,
     )  # fmt: skip
     monkeypatch.setattr(stopwatch.torch, "cuda", fake)
+    for name, value in {"made": 0, "asked": 0, "takes": 1.0, "late": ()}.items():
+        monkeypatch.setattr(Event, name, value)
     return fake
 
 
@@ -77,8 +96,48 @@ def test_launches_are_timed(cuda: SimpleNamespace) -> None:
     state = torch.get_rng_state()
     timing = DeviceStopwatch("here").time(TRIAL, kernels(seen))
     assert timing.time_us == pytest.approx(1.0) and not timing.problem  # the median: one slow run does not count
-    assert seen == [(0, (0, 3, 7, 0)), (1, (2, 0))] * (WARM_UPS + REPETITIONS)
+    assert seen == [(0, (0, 3, 7, 0)), (1, (2, 0))] * (1 + 1 + REPETITIONS)  # a call to warm up, one to see how slow
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("takes", "repetitions"), [(BATCH_US / 4, 4), (22_000.0, LEAST_REPETITIONS)])
+def test_slow_launches_are_repeated_less(takes: float, repetitions: int, cuda: SimpleNamespace) -> None:
+    seen: list[Any] = []
+    Event.takes = takes
+    assert DeviceStopwatch("here").time(TRIAL, kernels(seen)).time_us == pytest.approx(takes)
+    assert len(seen) == 2 * (1 + 1 + repetitions)
+
+
+def test_what_is_slower_than_the_worst_is_launched_once(cuda: SimpleNamespace) -> None:
+    seen: list[Any] = []
+    Event.takes = 50.0
+    assert DeviceStopwatch("here").time(TRIAL, kernels(seen), worst_us=49.0).time_us == pytest.approx(50.0)
+    assert len(seen) == 2 * 2  # and once to load it
+    DeviceStopwatch("here").time(TRIAL, kernels(seen), worst_us=51.0)
+    assert len(seen) == 2 * 2 + 2 * (1 + 1 + REPETITIONS)
+
+
+@pytest.mark.parametrize("late", [0, 4, 6])
+def test_the_host_is_not_measured(late: int, cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that the device waited for do not count; where they are most of a batch, it starts later."""
+    emptied: list[int] = []
+    flush = torch.Tensor.zero_
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        emptied.append(tensor.numel())
+        return flush(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "zero_", counted)
+    Event.late = (0, *range(2, 2 + late))  # the first call, which is repeated, and so many of the batch
+    assert DeviceStopwatch("here").time(TRIAL, kernels([])).time_us == pytest.approx(1.0)
+    batches = [HEAD_START + 1, 4 * HEAD_START + 1, HEAD_START + REPETITIONS]
+    batches += [4 * HEAD_START + REPETITIONS] if late == 6 else []
+    assert emptied.count(2 * 64) == sum(batches)
+
+
+def test_a_device_that_always_waits_is_not_measured(cuda: SimpleNamespace) -> None:
+    Event.late = range(1000)
+    assert DeviceStopwatch("here").time(TRIAL, kernels([])) == Timing(problem="the device waits for the host")
 
 
 def test_real_tensors_are_made_where_fake_ones_are_compiled(cuda: SimpleNamespace) -> None:

@@ -94,5 +94,5 @@ def test_tiles_too_large_for_any_thread_are_not_made() -> None:
 
 def test_words_for_people() -> None:
     assert str(AS_RULED) == "as the rules say"
-    assert str(Adjustment(warps=1, lanes=-2, stages=1)) == "warps x 2, lanes / 4, other stages"
+    assert str(Adjustment(warps=1, lanes=-2, stages=1)) == "warps x 2, lanes / 4, stages +1"
     assert AS_RULED in AS_RULED.neighbours()[0].neighbours() and AS_RULED not in AS_RULED.neighbours()

@@ -15,7 +15,7 @@ from onepass.ir.limits import NO_LIMITS
 from onepass.ir.record import KernelRecord
 from onepass.ir.source import KernelSource
 from onepass.ir.target import find_target
-from onepass.spills import Spills
+from onepass.resources import Resources
 
 pytest.importorskip("triton")
 from onepass.runtime import triton_kernels
@@ -70,7 +70,7 @@ def test_other_kernels_of_the_same_operations_start_anew(change: str) -> None:
     first = SimpleNamespace(members=members, stores=members[1:], products=True, beside=False, tiled=True)
     second = SimpleNamespace(**{**vars(first), **({"stores": members} if change == "stores" else {"tiled": False})})
     plans = [SimpleNamespace(names={"k0": g}, limits=NO_LIMITS, target=find_target("sm_90")) for g in (first, second)]
-    spills, spilling = Spills([]), [KernelRecord("k0", [], 0, 0, "", "", 0.0, spilled_bytes=8)]
+    spills, spilling = Resources([]), [KernelRecord("k0", [], 0, 0, "", "", 0.0, spilled_bytes=8)]
     assert spills.after(plans[0], spilling) is NO_LIMITS  # type: ignore[arg-type]
     assert [bool(spills.choices(p)) for p in plans] == [True, False]  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from onepass import tuning
 from onepass.compilation import compile_graph
 from onepass.ir.options import Options
 from onepass.ir.source import Trial
 from onepass.ir.target import Target, find_target
 from onepass.runtime import kernels as built_kernels
+from onepass.runtime.cache import default_cache
 from onepass.runtime.kernels import LoadedKernel
 from onepass.runtime.stopwatch import Timing, stopwatch_for
 from tests.tuning.planned import traced
@@ -30,7 +33,7 @@ class FewerPrograms:
     chip: str
     asked: int = 0
 
-    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
         self.asked += 1
         return Timing(100.0 * int(trial.launches[0].programs))
 
@@ -90,6 +93,68 @@ def test_values_are_right() -> None:
     assert "mostly launching" in compiled.record.kernels[0].tuning
     (ours,) = compiled.call(list(inputs))
     torch.testing.assert_close(ours, function(*inputs))
+
+
+def test_later_graphs_and_processes_do_not_tune_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that was tuned in one graph is known in others."""
+    inputs = [torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS)]
+    options, stopwatch = Options.make({"strict": True, "tune": "quick"}), FewerPrograms("known")
+    first = compile_graph(traced(function, *inputs), target(), options, "inference", stopwatch)
+    asked = stopwatch.asked
+    monkeypatch.setattr(tuning, "_decided", {})  # as in a new process
+    other = traced(lambda x, w: function(x, w).view(-1), *inputs)
+    second = compile_graph(other, target(), options, "inference", stopwatch)
+    assert second.record.cache == "miss" and stopwatch.asked == asked
+    assert second.record.kernels[0].schedule == first.record.kernels[0].schedule
+    assert second.record.kernels[0].trials == first.record.kernels[0].trials
+    for path in (default_cache().root / "times").glob("*.json"):
+        default_cache().write_trials(path.stem, {"trials": [{"none": 1}]})
+    monkeypatch.setattr(tuning, "_decided", {})
+    compile_graph(traced(lambda x, w: function(x, w).view(-1, 2), *inputs), target(), options, "inference", stopwatch)
+    assert stopwatch.asked > asked
+
+
+@dataclass
+class ByTensors:
+    """A time for each number of tensors."""
+
+    chip: str
+    times: dict[int, float]
+
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
+        return Timing(self.times[len(trial.stand_ins)])
+
+
+@pytest.mark.parametrize(("apart_us", "kernels"), [(20.0, 2), (249.0, 2), (260.0, 1)])
+def test_no_kernel_survives_that_is_slower_than_its_parts(
+    apart_us: float, kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two results of one tensor in one kernel, predicted to take 3 us."""
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sin(x) * 2, torch.cos(x) * 3
+
+    monkeypatch.setattr(tuning, "SMALLEST_US", 0.0)
+    x, options = torch.randn(64, 300), Options.make({"strict": True, "tune": "quick"})
+    stopwatch = ByTensors(f"{apart_us}", {3: 500, 2: apart_us})
+    made = compile_graph(traced(both, x), target(), options, "inference", stopwatch)
+    assert len(made.record.kernels) == kernels
+    note = next(d for d in made.record.decisions if d.kind == "parts")
+    assert note.accepted == (kernels == 2)
+    assert note.reason == f"measured 500.0 us for all kernels, {2 * apart_us:.1f} us with slow ones in parts"
+    assert all(k.tuning and k.trials for k in made.record.kernels)
+    for ours, eager in zip(made.call([x]), both(x), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("us", [50.0, 60.0])
+def test_what_is_near_its_price_stays_in_one_kernel(us: float) -> None:
+    """At twice its price it is far from it; its results alone would take 38 us."""
+    x = torch.randn(ROWS, COLUMNS)
+    options, stopwatch = Options.make({"strict": True, "tune": "quick"}), ByTensors(f"near {us}", {3: us, 2: 20.0})
+    graph = traced(lambda x: (torch.sin(x) * 2, torch.cos(x) * 3), x)
+    made = compile_graph(graph, target(), options, "inference", stopwatch)
+    assert len(made.record.kernels) == (1 if us < 54 else 2)
 
 
 @pytest.mark.parametrize("name", ["cpu", "triton-interpret"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +44,11 @@ class Scripted:
     seconds: float = 0.0  # that a measurement takes
     clock: float = 0.0
     met: dict[int, int] = field(default_factory=dict)
+    worst: list[float] = field(default_factory=list)  # that callers still cared about
 
-    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
         assert len(kernels) == len(trial.launches)
+        self.worst.append(worst_us)
         answer = self.script[min(self.asked, len(self.script) - 1)]
         self.asked += 1
         self.clock += self.seconds
@@ -58,7 +61,7 @@ class Scripted:
 class Falling(Scripted):
     """Each kernel is faster than the one before."""
 
-    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
         place = self.met.setdefault(id(kernels[0].function), len(self.met))
         return Timing(1000 * 0.9**place)
 
@@ -219,6 +222,55 @@ def test_kernels_that_are_the_same_are_measured_once(chip: str) -> None:
     assert tuned(graph, stopwatch) == outcomes and stopwatch.asked == 1 + 4  # nor in another graph
     other = Scripted([50], chip + " of another kind")
     assert tuned(graph, other) == outcomes and other.asked > 0
+
+
+def test_slow_candidates_are_dropped(chip: str) -> None:
+    """After the first launch that takes 1.3 times the best so far."""
+    stopwatch = Scripted([50, 60, 30, 70, 40, 30, 50], chip)
+    one(planned(scaled, torch.randn(LARGE)), stopwatch)
+    assert stopwatch.worst[0] == math.inf and stopwatch.worst[-2:] == [math.inf, math.inf]  # the best two again
+    assert stopwatch.worst[1] == pytest.approx(1.3 * 50) and stopwatch.worst[4] == pytest.approx(1.3 * 30)
+
+
+class ByShape(Scripted):
+    """A time for every shape of the first tensor; keeps whose turn it was."""
+
+    def __init__(self, chip: str, times: dict[str, float], seconds: float) -> None:
+        super().__init__((), chip, seconds=seconds)
+        self.times, self.turns = times, list[str]()
+
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
+        self.turns.append(trial.stand_ins[0].shape[0])
+        self.clock += self.seconds
+        return Timing(self.times[self.turns[-1]])
+
+
+def test_seconds_go_where_most_is_gained(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time above the price, times the kernels that are equal."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.relu(), y.relu(), z.relu()
+
+    monkeypatch.setattr(tuning, "processors", lambda: 1)
+    inputs = [torch.randn(n, 1024) for n in (4096, 5000, 5000)]
+    stopwatch = ByShape(chip, {"4096": 100.0, "5000": 90.0}, 1.1)
+    outcomes = list(tuned(planned(function, *inputs, fuse=False), stopwatch).values())
+    assert stopwatch.turns == ["4096", "5000", "5000", "4096"]  # each once, then one other for a second
+    assert [len(o.trials) for o in outcomes] == [2, 2, 2] and outcomes[1] == outcomes[2]
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax((q @ k.mT).tanh() * 0.2, -1) @ v
+
+
+def test_products_are_tuned(chip: str) -> None:
+    inputs = [torch.randn(4, 16, 1024, 64, dtype=torch.float16) for _ in range(3)]
+    graph = planned(attention, *inputs, target="sm_90", tune="max")
+    assert [g.products for g in graph.names.values()] == [True]
+    outcome = one(graph, Falling((), chip))
+    tried = {t.change for t in outcome.trials}
+    assert {"warps x 2", "lanes / 2", "block x 2", "block / 2", "stages +1", "stages -1"} <= tried
+    assert outcome.trials[-1].chosen and outcome.adjustment != AS_RULED
 
 
 def test_a_split_is_measured_whole(chip: str) -> None:

@@ -21,7 +21,7 @@ class Adjustment:
     lanes: int = 0  # positions of a streamed axis that one step takes
     block: int = 0  # positions of an outer axis that one program takes
     chunk: int = 0  # positions of a split axis that one program takes
-    stages: int = 0  # 1: loads of a sweep run ahead where the rules say they do not, and the other way round
+    stages: int = 0  # loads in flight: so many more or fewer of a product; any other sweep has some or none
 
     def __str__(self) -> str:
         words = [_step_text(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name)]
@@ -30,9 +30,8 @@ class Adjustment:
     def neighbours(self) -> tuple[Adjustment, ...]:
         """Those one step away, the most promising first."""
         steps = [("warps", 1), ("warps", -1), ("lanes", 1), ("lanes", -1), ("block", 1), ("block", -1)]
-        steps += [("chunk", -1), ("chunk", 1)]
-        found = [replace(self, **{name: getattr(self, name) + step}) for name, step in steps]
-        return (*found, replace(self, stages=1 - self.stages))
+        steps += [("chunk", -1), ("chunk", 1), ("stages", 1), ("stages", -1)]
+        return tuple(replace(self, **{name: getattr(self, name) + step}) for name, step in steps)
 
 
 AS_RULED = Adjustment()
@@ -51,7 +50,7 @@ FIRST = Choice()
 
 def _step_text(name: str, doublings: int) -> str:
     if name == "stages":
-        return "other stages"
+        return f"stages {doublings:+d}"
     return f"{name} x {1 << doublings}" if doublings > 0 else f"{name} / {1 << -doublings}"
 
 

@@ -1,4 +1,4 @@
-"""What the operations of kernels that spilled in every schedule must do without when a graph is planned again.
+"""What operations must do without when a graph is planned again: their kernels spilled, or could not be built.
 
 Operations go by the names of the buffers they define: lowering a graph gives the same ones every time.
 """
@@ -26,6 +26,7 @@ class Limits:
     members: Mapping[str, int] = field(default_factory=dict)  # operations in one kernel
     uncarried: frozenset[str] = frozenset()  # no states are carried over long rows
     products: Mapping[str, int] = field(default_factory=dict)  # what kernels with matrix products have given up
+    doubted: frozenset[str] = frozenset()  # prediction says too little of kernels with these: every call is a close one
 
     def given_up(self, defines: Iterable[Define]) -> int:
         """What a kernel with matrix products may not do: this step and those before it; 0: nothing is ruled out."""
@@ -43,16 +44,35 @@ class Limits:
 
     def tightened(self, group: Group, target: Target) -> Limits | None:
         """The next limits of a group that spills in every schedule; None where it has nothing left to give up."""
-        names = [d.buffer.name for d in group.members]
         if group.products:
-            summed = [d for d in group.members if any(isinstance(e, Reduce) for e in postorder([d.value]))]
-            step = self.given_up(summed) + 1
-            steps = dict.fromkeys((d.buffer.name for d in summed), step)
-            return replace(self, products={**self.products, **steps}) if step <= PRODUCTS else None
+            return self._giving_up(group, self.given_up(_summed(group)) + 1)
         if self.narrowed(target, group.members).carried_bytes:
-            return replace(self, uncarried=self.uncarried.union(names))
+            return replace(self, uncarried=self.uncarried.union(d.buffer.name for d in group.members))
+        return self._halved(group, target)
+
+    def without(self, group: Group, target: Target) -> Limits | None:
+        """Limits under which a group is not planned again: the library multiplies, other kernels do half as much."""
+        if group.products:
+            return self._giving_up(group, max(PRODUCTS, self.given_up(_summed(group)) + 1))
+        return self._halved(group, target)
+
+    def doubting(self, group: Group) -> Limits:
+        """Limits under which the group's products are measured in one kernel and by the library."""
+        names = {d.buffer.name for d in _summed(group)}
+        return self if names <= self.doubted else replace(self, doubted=self.doubted | names)
+
+    def _halved(self, group: Group, target: Target) -> Limits | None:
+        names = [d.buffer.name for d in group.members]
         most = min(self.most_members(group.members, target), len(names)) // 2
         return replace(self, members={**self.members, **dict.fromkeys(names, most)}) if most else None
+
+    def _giving_up(self, group: Group, step: int) -> Limits | None:
+        steps = dict.fromkeys((d.buffer.name for d in _summed(group)), step)
+        return replace(self, products={**self.products, **steps}) if step <= PRODUCTS else None
+
+
+def _summed(group: Group) -> list[Define]:
+    return [d for d in group.members if any(isinstance(e, Reduce) for e in postorder([d.value]))]
 
 
 NO_LIMITS = Limits()

@@ -38,8 +38,15 @@ class KernelRecord:
     registers: int = 0  # per thread; 0 where nobody counts them
     spilled_bytes: int = 0
     shared_bytes: int = 0
+    threads: int = 0  # of one program; 0 where nobody said
     tuning: str = ""  # what measuring led to, or why nothing was measured; empty where nobody asked
     trials: list[TrialRecord] = field(default_factory=list)  # of a split's first kernel: both kernels together
+
+    def note(self, built: Any) -> None:
+        """Keep what the chip's own compiler said of the kernel, if it did."""
+        if built is not None:
+            self.registers, self.spilled_bytes = built.registers, built.spills
+            self.shared_bytes, self.threads = built.shared, built.threads
 
 
 @dataclass(slots=True)

@@ -12,6 +12,8 @@ from functools import lru_cache
 from ..errors import UnknownTarget
 from .dtypes import DType
 
+PROCESSOR_PROGRAMS, PROCESSOR_THREADS = 32, 2048  # that a processor of any GPU of the table holds at once
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionRates:
@@ -37,8 +39,9 @@ class Target:
     held_bytes: int  # what one program keeps close (L1 share or registers)
     cache_bytes: int  # per processor: what a second sweep finds again
     chip_cache_bytes: int = 0  # what all processors share in front of memory
-    shared_bytes: int = 0
-    registers: int = 0
+    shared_bytes: int = 0  # that one program may have
+    reserved_bytes: int = 0  # of shared memory that every program takes beside its own
+    registers: int = 0  # of a processor, where warps have 32 threads
     streamed_bytes: int = 1 << 62  # outputs from this size on bypass the caches
     buffers_per_kernel: int = 48
     operations_per_kernel: int = 600
@@ -58,6 +61,22 @@ class Target:
     gives_up_copies: bool = False  # it pays to tell the chip's cache that such a copy is read once (seen on an H200)
     overlaps: bool = False  # a kernel may be started while the one before it is ending
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
+
+    def resident_programs(self, registers: int, shared_bytes: int, threads: int) -> int:
+        """How many programs of a built kernel one processor holds; 0 where nothing is known of them.
+
+        A processor has the shared memory of its largest program and what is reserved for that one. Registers go to
+        warps in blocks of 8 for each thread; a processor with wider warps has more of them.
+        """
+        if not threads or not self.warp:
+            return 0
+        taken = -(-threads // self.warp) * self.warp
+        room = [PROCESSOR_PROGRAMS, PROCESSOR_THREADS // taken]
+        if registers:
+            room.append(self.registers * self.warp // 32 // (-(-registers // 8) * 8 * taken))
+        if needed := shared_bytes + self.reserved_bytes:
+            room.append((self.shared_bytes + self.reserved_bytes) // needed)
+        return min(room)
 
 
 # Triton's code for sm_100 multiplies int8 with the instructions of sm_80; gfx942 has another float8.
@@ -89,7 +108,8 @@ def _gpu(
         memory_bytes_per_us=memory * 1e3, cache_bytes_per_us=cache * 1e3, operations_per_us=operations * 1e3,
         vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
         chip_cache_bytes=cache_mb << 20,
-        shared_bytes=shared_kb << 10, registers=65536, warp=warp, split_programs=8 * processors,
+        shared_bytes=shared_kb << 10, reserved_bytes=1024 if warp == 32 else 0,
+        registers=65536, warp=warp, split_programs=8 * processors,
         columns=128, held_elements=16384, thread_elements=32, carried_bytes=96 << 10,
         products_per_us=tflops * 1e6 / 2,
         attention=_ATTENTION if name in ("sm_90", "sm_100") else None,

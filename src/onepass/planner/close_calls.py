@@ -48,24 +48,25 @@ class Times:
         return high < CLOSE * low and high >= SMALLEST_US
 
 
-Judge: TypeAlias = Callable[[Regions, Regions], Verdict]  # (together, apart)
+Judge: TypeAlias = Callable[[Regions, Regions, tuple[float, float]], Verdict]  # together, apart, what each should take
 
 
 class CloseCalls:
     """The close calls of one program."""
 
-    def __init__(self, judge: Judge | None) -> None:
-        self._judge = judge
+    def __init__(self, judge: Judge | None, doubted: frozenset[str] = frozenset()) -> None:
+        """`doubted`: operations whose predicted times are wrong, whether they are close or not."""
+        self._judge, self._doubted = judge, doubted
         self._lost: Counter[tuple[str, str]] = Counter()  # by kind and first operation
 
     def settle(self, decision: Decision, times: Times, question: Callable[[], tuple[Regions, Regions]]) -> Decision:
         """The decision, measured if it is a close call and somebody measures. `question`: both ways."""
-        if self._judge is None or not times.are_close:
+        if self._judge is None or not (times.are_close or self._doubts(question)):
             return decision
         about = decision.kind, decision.producer
         if self._lost[about] >= MOST_LOST:
             return _refused(decision, "measured and lost with other operations around it")
-        verdict = self._judge(*question())
+        verdict = self._judge(*question(), (times.together_us, times.apart_us + times.spared_us))
         if verdict.problem:
             if self._lost[about]:
                 return _refused(decision, "measured and lost with more around it")
@@ -73,6 +74,11 @@ class CloseCalls:
         measured = _refused(decision, verdict.lost) if verdict.lost else _measured(decision, times, verdict)
         self._lost[about] += not measured.accepted
         return measured
+
+    def _doubts(self, question: Callable[[], tuple[Regions, Regions]]) -> bool:
+        if not self._doubted:
+            return False
+        return any(d.buffer.name in self._doubted for region in question()[0].regions for d in region.members)
 
 
 def _refused(decision: Decision, why: str) -> Decision:

@@ -84,7 +84,7 @@ class Chooser:
         limits: Limits = NO_LIMITS,
     ) -> None:
         """`judge` measures close calls. `calls`: attention may be the library's, which rounds where it likes."""
-        self.target, self.close_calls, self.parts = target, CloseCalls(judge), Parts(program)
+        self.target, self.close_calls, self.parts = target, CloseCalls(judge, limits.doubted), Parts(program)
         self.limits = limits
         self.offers = calls and target.attention is not None
         self.calls: dict[Define, Extern] = {}  # what a call of the library's attention computes

@@ -98,6 +98,14 @@ class Cache:
         """Store measured times; False where that was not possible."""
         return self._write_json("times", key, list(times))
 
+    def read_trials(self, key: str) -> Any | None:
+        """What tuning found and stored under the key."""
+        return self._read_json("times", key)
+
+    def write_trials(self, key: str, data: Any) -> bool:
+        """Store what tuning found; False where that was not possible."""
+        return self._write_json("times", key, data)
+
     def kernel(self, key: str) -> Path | None:
         """The shared object stored under the key, whole as it was written."""
         return None if self._read("kernels", key) is None else self._path("kernels", key)

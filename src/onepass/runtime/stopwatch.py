@@ -2,11 +2,14 @@
 
 Takes a `Trial` and its built kernels, or whole host programs that race each other, runs them by the path every call
 takes on tensors that stand in for the real ones, and gives the median of a few device times, the chip's cache
-emptied before each. Whoever compiles waits meanwhile; nothing waits later. torch's random generators are not touched.
+emptied before each. The device starts on a batch of calls after the host has put them all into its queue, so the host
+is never measured: a call that the device reached earlier does not count. Whoever compiles waits meanwhile; nothing
+waits later. torch's random generators are not touched.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,12 +27,14 @@ from .executable import Executable
 from .kernels import LoadedKernel
 from .torch_private import plain_dispatch, without_modes
 
-WARM_UPS, REPETITIONS = 2, 9
+LEAST_REPETITIONS, REPETITIONS = 2, 9
+BATCH_US = 20_000.0  # that the repetitions should take together: what is slow is repeated less
 MEMORY_SHARE = 4  # stand-ins take at most one part in so many of the free memory
-HEAD_START = 32  # times the cache is emptied before a race, so that the device never waits for the host
+HEAD_START, MOST_HEAD_START = 32, 512  # times the cache is emptied before a batch, while the host fills the queue
 _SPREAD = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
-_Pair: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
+_Call: TypeAlias = Callable[[list[Any]], Any]
+_Timed: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event, bool]  # start, end, whether it counts
 alone = threading.Lock()  # what is timed has the device to itself, as far as we can see
 
 
@@ -63,8 +68,8 @@ class Stopwatch(Protocol):
 
     chip: str
 
-    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
-        """The time of one run of the trial's launches."""
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
+        """The time of one run of the trial's launches; a first run that takes longer than the worst is the only one."""
 
     def race(self, runs: Sequence[Run], bytes_beside: int) -> Race:
         """The times of runs that take turns. `bytes_beside`: of memory, the most that one takes beside its inputs."""
@@ -76,11 +81,13 @@ class DeviceStopwatch:
     def __init__(self, chip: str) -> None:
         self.chip = chip
 
-    def time(self, trial: Trial, kernels: Sequence[LoadedKernel]) -> Timing:
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
         device = torch.device(trial.launches[0].device)
         try:
             with _ready(device, sum(map(_bytes, trial.stand_ins))):
-                return Timing(_median_us(trial, kernels, device))
+                call = Executable(as_program(trial), kernels).call
+                (time_us,) = _medians_us([call], [stand_ins(trial.stand_ins, device)], device, worst_us)
+                return Timing(time_us)
         except (OSError, RuntimeError) as error:  # the driver or torch refused: too much shared memory, out of memory
             return Timing(problem=str(error).splitlines()[0])
 
@@ -89,7 +96,8 @@ class DeviceStopwatch:
         device = next(torch.device(a.device) for a in named.values() if a.device != "cpu")
         try:
             with _ready(device, bytes_beside + sum(map(_bytes, named.values()))):
-                return Race(_medians_us(runs, device))
+                calls = [Executable(r.host, r.kernels).call for r in runs]
+                return Race(_medians_us(calls, arguments(runs, device), device))
         except (OSError, RuntimeError) as error:
             return Race(problem=str(error).splitlines()[0])
 
@@ -140,44 +148,44 @@ def as_program(trial: Trial) -> HostProgram:
     return HostProgram(tuple(a.name for a in trial.stand_ins), trial.launches, ())
 
 
-def _median_us(trial: Trial, kernels: Sequence[LoadedKernel], device: torch.device) -> float:
-    call = Executable(as_program(trial), kernels).call
-    tensors = stand_ins(trial.stand_ins, device)
-    flushed = _flushed(device)
-    pairs = [_timed(call, tensors, flushed) for _ in range(WARM_UPS + REPETITIONS)]
-    return _median_of(pairs[WARM_UPS:])
+def _medians_us(
+    calls: Sequence[_Call], taken: Sequence[Sequence[Any]], device: torch.device, worst_us: float = math.inf
+) -> tuple[float, ...]:
+    """What each of some calls takes. One that takes longer than the worst at first is not repeated."""
+    flushed = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
+    for call, inputs in zip(calls, taken, strict=True):
+        call(list(inputs))  # kernels are loaded, the library chooses its own
+    first = _batch_us(calls, taken, flushed, 1)
+    if max(first) > worst_us:
+        return first
+    return _batch_us(calls, taken, flushed, max(LEAST_REPETITIONS, min(REPETITIONS, int(BATCH_US / sum(first)))))
 
 
-def _medians_us(runs: Sequence[Run], device: torch.device) -> tuple[float, ...]:
-    calls = [Executable(r.host, r.kernels).call for r in runs]
-    taken = arguments(runs, device)
-    flushed = _flushed(device)
-    for _ in range(WARM_UPS):  # the library chooses its kernels
-        for call, inputs in zip(calls, taken, strict=True):
-            call(list(inputs))
-    for _ in range(HEAD_START):
-        flushed.zero_()
-    turns = [[_timed(c, i, flushed) for c, i in zip(calls, taken, strict=True)] for _ in range(REPETITIONS)]
-    return tuple(_median_of(pairs) for pairs in zip(*turns, strict=True))
+def _batch_us(
+    calls: Sequence[_Call], taken: Sequence[Sequence[Any]], flushed: torch.Tensor, turns: int
+) -> tuple[float, ...]:
+    """The medians of calls that take turns; RuntimeError where the host cannot get ahead of the device."""
+    head_start = HEAD_START
+    while head_start <= MOST_HEAD_START:
+        for _ in range(head_start):
+            flushed.zero_()
+        rounds = [[_timed(c, i, flushed) for c, i in zip(calls, taken, strict=True)] for _ in range(turns)]
+        rounds[-1][-1][1].synchronize()
+        found = [[1e3 * s.elapsed_time(e) for s, e, counts in own if counts] for own in zip(*rounds, strict=True)]
+        if all(2 * len(times) >= turns for times in found):
+            return tuple(float(median(times)) for times in found)
+        head_start *= 4
+    raise RuntimeError("the device waits for the host")
 
 
-def _timed(call: Callable[[list[Any]], Any], inputs: Sequence[Any], flushed: torch.Tensor) -> _Pair:
-    """Events around one call."""
+def _timed(call: _Call, inputs: Sequence[Any], flushed: torch.Tensor) -> _Timed:
+    """Events around one call. It counts if the host was done with it before the device began."""
     flushed.zero_()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call(list(inputs))
     end.record()
-    return start, end
-
-
-def _median_of(pairs: Sequence[_Pair]) -> float:
-    pairs[-1][1].synchronize()
-    return float(median(1e3 * start.elapsed_time(end) for start, end in pairs))
-
-
-def _flushed(device: torch.device) -> torch.Tensor:
-    return torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
+    return start, end, not start.query()
 
 
 def _stand_in(allocate: Allocate, generator: torch.Generator) -> torch.Tensor:

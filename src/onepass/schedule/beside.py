@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..analysis.access import numel
 from ..analysis.contraction import Contraction
+from ..ir.choice import Choice
 from ..ir.kernel import GridAxis, Kernel, ScheduledGroup, Share
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
@@ -19,14 +20,14 @@ from .contractions import ContractionScheduler
 
 
 def schedule_beside(
-    contractions: Sequence[Contraction], target: Target, name: str, origins: tuple[Origin, ...], candidate: int
+    contractions: Sequence[Contraction], target: Target, name: str, origins: tuple[Origin, ...], choice: Choice
 ) -> ScheduledGroup:
     """One kernel of several that have nothing in common but their launch."""
     sizes = [numel(c.nest.stores[0].domain) for c in contractions]
     schedulers: list[ContractionScheduler] = []
     for c, size in zip(contractions, sizes, strict=True):
         company = schedulers[0] if schedulers else None
-        schedulers.append(ContractionScheduler(c, target, candidate, company=company, others=sum(sizes) - size))
+        schedulers.append(ContractionScheduler(c, target, choice, company=company, others=sum(sizes) - size))
     _agree(schedulers)
     return ScheduledGroup((joined([s.build(name, origins) for s in schedulers]),))
 

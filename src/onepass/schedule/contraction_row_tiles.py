@@ -12,8 +12,9 @@ from ..analysis.access import estimate
 from ..analysis.contraction import LEAST_TILE
 from ..analysis.row_rates import product_time
 from ..analysis.rows import RowContraction
+from ..ir.choice import Adjustment, Choice
 from ..ir.target import Target
-from .contraction_tiles import RESERVED, Tiles, lanes_of
+from .contraction_tiles import RESERVED, Tiles, adjusted_tiles, doubled, lanes_of
 
 MOST_DEPTH = 256  # of the products' own sum that is held whole, in elements of 16 bits
 MOST_OPERAND = 64 * 128  # elements of a matrix that is in registers
@@ -28,12 +29,13 @@ class RowTiles(Tiles):
     depth: int = 0
 
 
-def choose_row_tiles(c: RowContraction, width: int, products: int, target: Target, candidate: int) -> RowTiles:
+def choose_row_tiles(c: RowContraction, width: int, products: int, target: Target, choice: Choice) -> RowTiles:
     """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers."""
     exact = width == 4 and not target.rounded_products  # no matrix unit: both matrices are in registers
     tiles = (_held if c.held else _swept)(c, width, exact, target)
-    for _ in range(candidate):
+    for _ in range(choice.candidate):
         tiles = _smaller(tiles, c.held)
+    tiles = _adjusted(tiles, c, choice.adjustment)
     return _fitting(tiles, c, width, products, target)
 
 
@@ -70,6 +72,16 @@ def _smaller(tiles: RowTiles, held: bool) -> RowTiles:
     if held:
         return replace(tiles, depth=max(LEAST_TILE, tiles.depth // 2), stages=max(2, tiles.stages - 1))
     return replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
+
+
+def _adjusted(tiles: RowTiles, c: RowContraction, adjustment: Adjustment) -> RowTiles:
+    """Where columns are held or the sum has a depth of its own, a step takes more or less of that sum."""
+    tiles = adjusted_tiles(tiles, c, adjustment)
+    if tiles.depth:
+        most = min(lanes_of(a, 256) for a in c.inner)
+        return replace(tiles, depth=doubled(tiles.depth, adjustment.lanes, LEAST_TILE, most))
+    step = doubled(tiles.step, adjustment.lanes, LEAST_TILE, 256)
+    return replace(tiles, step=step, columns=step)
 
 
 def _fitting(tiles: RowTiles, c: RowContraction, width: int, products: int, target: Target) -> RowTiles:

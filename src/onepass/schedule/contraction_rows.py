@@ -14,6 +14,7 @@ from ..analysis.inline import reductions
 from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.rows import RowContraction, row_reductions
+from ..ir.choice import Choice
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Part, Reduce, substitute_axes
 from ..ir.kernel import Accumulate, Accumulator, Fold, Operand, Start, Var
@@ -31,8 +32,8 @@ class RowScheduler(ContractionScheduler):
     tiles: RowTiles
     passed = False  # what a sweep stores has been stored
 
-    def _choose_tiles(self, candidate: int) -> Tiles:
-        return choose_row_tiles(self.c, *self._operands(), self.target, candidate)
+    def _choose_tiles(self, choice: Choice) -> Tiles:
+        return choose_row_tiles(self.c, *self._operands(), self.target, choice)
 
     @property
     def here(self) -> dict[Axis, Poly]:

@@ -13,6 +13,7 @@ from ..analysis.contraction import Contraction
 from ..analysis.nest import Nest, NestStore
 from ..analysis.passes import passes, shares_out
 from ..analysis.rows import RowContraction
+from ..ir.choice import Choice
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, const, pointwise, postorder, rewrite
 from ..ir.kernel import ScheduledGroup
 from ..ir.poly import Axis, Poly
@@ -28,11 +29,11 @@ PROGRAMS = 2  # for each processor
 
 
 def schedule_contraction(
-    c: Contraction, target: Target, name: str, origins: tuple[Origin, ...], candidate: int
+    c: Contraction, target: Target, name: str, origins: tuple[Origin, ...], choice: Choice
 ) -> ScheduledGroup:
     """The kernels of a group with matrix products."""
     scheduler = RowScheduler if isinstance(c, RowContraction) else ContractionScheduler
-    whole = scheduler(c, target, candidate)
+    whole = scheduler(c, target, choice)
     chunks = _chunks(c, whole, target) if shares_out(c) else 1
     if chunks < 2:
         return ScheduledGroup((whole.build(name, origins),))
@@ -41,7 +42,7 @@ def schedule_contraction(
     if steps.constant is not None and each.constant is not None:
         chunks = -(-steps.constant // each.constant)  # none is empty
     chunk = Axis("chunk", Poly.of(chunks))
-    part = scheduler(c, target, candidate, chunk, each)
+    part = scheduler(c, target, choice, chunk, each)
     workspace = _states(part, chunk, name)
     first = part.build(f"{name}_partial", origins)
     tail = _merged(c, chunk, workspace)

@@ -10,6 +10,7 @@ from ..analysis.inline import reductions
 from ..analysis.legality import outer_axes
 from ..analysis.nest import Nest, NestStore
 from ..analysis.tile_states import TileContraction
+from ..ir.choice import Choice
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import Fold, Kernel, Let, ScheduledGroup, Var
@@ -27,8 +28,8 @@ class StateScheduler(ContractionScheduler):
 
     c: TileContraction
 
-    def __init__(self, c: TileContraction, target: Target, candidate: int, name: str) -> None:
-        super().__init__(c, target, candidate)
+    def __init__(self, c: TileContraction, target: Target, choice: Choice, name: str) -> None:
+        super().__init__(c, target, choice)
         self.number = {  # rows and columns -> which tile
             cls: Axis(f"{cls.name}t", (cls.extent + lanes - 1) // lanes)
             for cls, lanes in ((c.rows, self.tiles.rows), (c.columns, self.tiles.columns))
@@ -83,10 +84,10 @@ class StateScheduler(ContractionScheduler):
 
 
 def schedule_tile_states(
-    c: TileContraction, target: Target, name: str, origins: tuple[Origin, ...], candidate: int
+    c: TileContraction, target: Target, name: str, origins: tuple[Origin, ...], choice: Choice
 ) -> ScheduledGroup:
     """The kernels of a group whose tiles leave states."""
-    products = StateScheduler(c, target, candidate, name)
+    products = StateScheduler(c, target, choice, name)
     kernels: list[Kernel] = [products.build(f"{name}_partial", origins)]
     for domain in dict.fromkeys(s.domain for s in c.waiting):
         ending = f"{name}_finish{'' if len(kernels) == 1 else len(kernels)}"

@@ -7,11 +7,13 @@ stages, then narrower steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..analysis.access import estimate, flat_offset, power_above
 from ..analysis.contraction import LEAST_TILE, Contraction
 from ..analysis.inline import exact
 from ..analysis.nest import NestStore
+from ..ir.choice import AS_RULED, Adjustment, Choice
 from ..ir.expr import postorder
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
@@ -19,6 +21,7 @@ from ..ir.target import Target
 RESERVED = 2048  # bytes of shared memory for what reductions exchange
 LEAST_BYTES = 32  # of a row of an operand of the matrix unit
 FEW_ROWS = 32
+LEAST_WARPS, MOST_WARPS, MOST_STAGES = 4, 8, 6  # that are tried
 GROUPED = 8  # tiles of rows that run beside each other, so that the other matrix is still in cache
 
 
@@ -34,8 +37,11 @@ class Tiles:
     resident: bool = False  # programs stay and take one tile after another
 
 
+AnyTiles = TypeVar("AnyTiles", bound=Tiles)
+
+
 def choose_product_tiles(
-    c: Contraction, width: int, products: int, across: bool, target: Target, candidate: int, others: int = 0
+    c: Contraction, width: int, products: int, across: bool, target: Target, choice: Choice, others: int = 0
 ) -> Tiles:
     """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers.
 
@@ -44,9 +50,26 @@ def choose_product_tiles(
     tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target, others)
     least = max(LEAST_TILE, LEAST_BYTES // width) if c.inner else LEAST_BYTES // width
     tiles = _fitting(replace(tiles, step=max(tiles.step, least)), c, width, products, target)
-    for _ in range(candidate):
+    for _ in range(choice.candidate):
         tiles = _smaller(tiles, least if c.inner else None)
-    return tiles
+    if choice.adjustment == AS_RULED:
+        return tiles
+    step = doubled(tiles.step, choice.adjustment.lanes, least, lanes_of(c.swept, 256))
+    return _fitting(replace(adjusted_tiles(tiles, c, choice.adjustment), step=step), c, width, products, target)
+
+
+def adjusted_tiles(tiles: AnyTiles, c: Contraction, adjustment: Adjustment) -> AnyTiles:
+    """Tiles with other warps, rows and loads in flight, within what matrix units and the rows' axis allow."""
+    rows = doubled(tiles.rows, adjustment.block, LEAST_TILE, lanes_of(c.rows, 256))
+    warps = doubled(tiles.warps, adjustment.warps, LEAST_WARPS, MOST_WARPS)
+    return replace(tiles, rows=rows, warps=warps, stages=max(1, min(MOST_STAGES, tiles.stages + adjustment.stages)))
+
+
+def doubled(size: int, times: int, least: int, most: int) -> int:
+    """A size doubled so many times, halved where negative; it never leaves the bounds because of that."""
+    if not times:
+        return size
+    return min(max(size, most), size << times) if times > 0 else max(min(size, least), size >> -times)
 
 
 def lanes_of(axis: Axis, most: int) -> int:

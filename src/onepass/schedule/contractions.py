@@ -19,6 +19,7 @@ from ..analysis.inline import reductions
 from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.passes import Pass, passes
+from ..ir.choice import Choice
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Reduce, const, postorder, substitute_axes
 from ..ir.kernel import (
@@ -77,7 +78,7 @@ class ContractionScheduler:
         self,
         contraction: Contraction,
         target: Target,
-        candidate: int,
+        choice: Choice,
         chunk: Axis | None = None,
         steps: Poly = Poly.ZERO,
         company: ContractionScheduler | None = None,
@@ -98,10 +99,10 @@ class ContractionScheduler:
         self.wide = any(needs_wide(b) for b in self._buffers())
         self.others = others
         self.streams = False  # what hardware copies is read once
-        self.tiles: Tiles = self._choose_tiles(candidate)
+        self.tiles: Tiles = self._choose_tiles(choice)
 
-    def _choose_tiles(self, candidate: int) -> Tiles:
-        return choose_product_tiles(self.c, *self._operands(), self._across(), self.target, candidate, self.others)
+    def _choose_tiles(self, choice: Choice) -> Tiles:
+        return choose_product_tiles(self.c, *self._operands(), self._across(), self.target, choice, self.others)
 
     def _operands(self) -> tuple[int, int]:
         """Bytes of an operand of the matrix unit, and how many products there are, by the tiles their sums take."""

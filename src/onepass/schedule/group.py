@@ -60,17 +60,17 @@ def _scheduled(group: Group, target: Target, name: str, choice: Choice) -> Sched
         parts = contract_each(group.stores)
         if isinstance(parts, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {parts.reason}")
-        return schedule_beside(parts, target, name, group.origins, choice.candidate)
+        return schedule_beside(parts, target, name, group.origins, choice)
     if group.tiled:
         tiled = contract_tiles(group.stores)
         if isinstance(tiled, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {tiled.reason}")
-        return schedule_tile_states(tiled, target, name, group.origins, choice.candidate)
+        return schedule_tile_states(tiled, target, name, group.origins, choice)
     if group.products:
         contraction = arrange(group.stores)
         if isinstance(contraction, Refusal):
             raise VerifyError(f"group {name} cannot be scheduled: {contraction.reason}")
-        return schedule_contraction(contraction, target, name, group.origins, choice.candidate)
+        return schedule_contraction(contraction, target, name, group.origins, choice)
     found = ways(group.stores, target)
     if isinstance(found, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {found.reason}")

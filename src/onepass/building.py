@@ -1,0 +1,142 @@
+"""One graph, planned, built and tuned: takes a graph, gives its entry and its kernels.
+
+A plan whose kernels do not fit the chip is scheduled or planned again (`resources.py`). Its kernels are then tuned.
+A plan with groups that take far longer than predicted is planned again with limits for these, and the faster of both
+plans stays: no fused kernel survives that was seen to be slower than its parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch.fx import GraphModule
+
+from .ir.choice import FIRST, Choice
+from .ir.limits import NO_LIMITS, Limits
+from .ir.options import Options
+from .ir.record import CompileRecord, DecisionRecord, stage
+from .ir.target import Target
+from .judging import Judge
+from .pipeline import PlannedGraph, Wrapper, compile_entry, plan_graph
+from .resources import Resources, UnbuiltGroups, build_entry
+from .runtime.cache import Cache
+from .runtime.entries import GraphEntry
+from .runtime.kernels import Builder, LoadedKernel
+from .runtime.stopwatch import Stopwatch
+from .tuning import Outcome, Workshop, expected_us, limits_of_slow, tune_groups
+
+MOST_PLANS = 3  # that are tuned
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan whose kernels are built. `time_us`: of its kernels, as measured or else predicted."""
+
+    planned: PlannedGraph
+    choices: dict[str, Choice]
+    entry: GraphEntry
+    wrapper: Wrapper | None
+    kernels: list[LoadedKernel]
+    outcomes: dict[str, Outcome]
+    time_us: float = 0.0
+
+    @property
+    def calls(self) -> int:
+        """Calls of the library."""
+        return len(self.planned.plan.steps) - len(self.planned.names)
+
+
+class Building:
+    """The way of one graph; `record` is of the plan made last."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        target: Target,
+        options: Options,
+        record: CompileRecord,
+        builder: Builder,
+        cache: Cache | None,
+        timer: Stopwatch | None,
+    ) -> None:
+        self.graph, self.target, self.options, self.record = graph, target, options, record
+        self.builder, self.cache = builder, cache
+        self.workshop = Workshop(builder, cache, timer) if timer is not None else None
+        self.judge = Judge(graph, options, self.workshop) if self.workshop is not None else None
+        self.notes: list[DecisionRecord] = []
+        self.resources = Resources(self.notes)
+
+    def run(self) -> Made:
+        """The graph as it should run."""
+        best = self._tuned(self._fitted(NO_LIMITS))
+        for _ in range(1, MOST_PLANS):
+            limits = limits_of_slow(best.planned, best.outcomes, self.record)
+            if limits is best.planned.limits:
+                break
+            other = self._tuned(self._fitted(limits))
+            gains = other.time_us <= best.time_us or other.calls != best.calls  # the judge has measured those
+            if (len(other.planned.names), other.calls) != (len(best.planned.names), best.calls):
+                self.notes.append(_plan_note(best, other, gains))
+            if not gains:
+                self._made(best.planned, best.choices)  # nothing is built again, but the record is of this plan
+                self._note_tuning(best.outcomes)
+                break
+            best = other
+        if self.judge is not None and self.judge.left_open and self.cache is not None:
+            self.record.cache = "not kept"  # what another time may find
+        self.record.decisions[:0] = self.notes
+        return best
+
+    def _plan(self, limits: Limits) -> PlannedGraph:
+        judge = None if self.judge is None else partial(self.judge, self.target)
+        return plan_graph(self.graph, self.target, self.options, self.record, judge, limits)
+
+    def _made(self, planned: PlannedGraph, choices: dict[str, Choice]) -> Made:
+        entry, wrapper = compile_entry(planned, self.record, choices)
+        kernels = build_entry(entry, self.record, self.builder, self.cache)
+        return Made(planned, choices, entry, wrapper, kernels, {})
+
+    def _fitted(self, limits: Limits) -> Made:
+        """A plan within limits, or tighter ones, and schedules that fit the chip."""
+        planned = self._plan(limits)
+        while True:
+            choices = self.resources.choices(planned)
+            try:
+                made = self._made(planned, choices)
+                limits = self.resources.after(planned, self.record.kernels)
+            except UnbuiltGroups as error:
+                tighter = self.resources.failed(planned, error.problems)
+                if tighter is None:
+                    raise
+                limits = tighter
+            if limits is not planned.limits:
+                planned = self._plan(limits)
+            elif self.resources.choices(planned) == choices:
+                return made
+
+    def _tuned(self, made: Made) -> Made:
+        """The plan with faster neighbours of its schedules, where the device found any."""
+        planned, record = made.planned, self.record
+        if self.workshop is None or not record.kernels:
+            return made
+        with stage(record, "tune"):
+            outcomes = tune_groups(planned, made.choices, record, self.workshop)
+        times = (o.time_us or expected_us(planned, n, record)[0] for n, o in outcomes.items())
+        made = replace(made, outcomes=outcomes, time_us=sum(times))
+        tuned = {n: replace(made.choices.get(n, FIRST), adjustment=o.adjustment) for n, o in outcomes.items()}
+        if any(choice != made.choices.get(n, FIRST) for n, choice in tuned.items()):
+            made = replace(self._made(planned, tuned), outcomes=outcomes, time_us=made.time_us)
+        self._note_tuning(outcomes)
+        return made
+
+    def _note_tuning(self, outcomes: dict[str, Outcome]) -> None:
+        for kernel in self.record.kernels:
+            if (outcome := outcomes.get(kernel.name.removesuffix("_partial"))) is not None:
+                kernel.tuning, kernel.trials = outcome.summary, list(outcome.trials)
+
+
+def _plan_note(before: Made, after: Made, gains: bool) -> DecisionRecord:
+    slow = [n for n, o in before.outcomes.items() if o.time_us]
+    reason = f"measured {before.time_us:.1f} us for all kernels, {after.time_us:.1f} us with slow ones in parts"
+    return DecisionRecord(slow[0], slow[-1], "parts", gains, reason, before.time_us - after.time_us, 0)
