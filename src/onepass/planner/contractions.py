@@ -34,8 +34,8 @@ from .beside import join_beside
 from .close_calls import CloseCalls, Judge, Times
 from .contraction_rows import Followers, try_rows, waits
 from .contraction_states import try_tiles
-from .groups import things
 from .library_attention import CLOSE, Offer, offered
+from .links import Links, things
 from .parts import Parts
 from .regions import NESTED_ROWS, Effort, Region, Regions, tiles_of, waiting
 
@@ -49,6 +49,7 @@ UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kerne
 CHEAP_COST, PLACE_COST = 4.0, 24.0
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 MOST_MEMBERS = 48
+BETWEEN = "another step lies between its operations"
 MOST_RESULTS = 3  # of point-wise work on one product
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ def choose_contractions(
         try_rows(chooser, extern)
     for extern in chooser.products:
         chooser.try_alone(extern)
-    join_beside(chooser, program)
+    join_beside(chooser)
     chosen = {d for r in chooser.regions for d in r.members}
     statements = tuple(s for found in program.statements for s in chooser.instead(found, chosen))
     return Regions(replace(program, statements=statements), tuple(chooser.regions), tuple(chooser.decisions))
@@ -100,10 +101,8 @@ class Chooser:
         self.readers: dict[Buffer, list[Define]] = {}
         self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
         self.order = {}
-        self.made_at: dict[object, int] = {}  # a buffer -> the statement that makes it
+        self.links = Links(program)
         for number, s in enumerate(program.statements):
-            if not isinstance(s, Update):
-                self.made_at[s.buffer if isinstance(s, Define) else s.result] = number
             match s:
                 case Define():
                     self._reads(s)
@@ -170,7 +169,7 @@ class Chooser:
 
     def _offer(self, regions: list[tuple[Define, ...]], first: str, last: str) -> Offer | None:
         """The library's attention in the place of a region, if it is nothing else."""
-        found = offered(self, regions)
+        found = offered(self, [r for r in regions if not self.links.is_cyclic(r, self.again(r))])
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, "library", False, found.reason))
         return found if isinstance(found, Offer) else None
@@ -359,7 +358,7 @@ class Chooser:
         kind: str,
         offer: Offer | None,
     ) -> bool:
-        found = self.contracted(members, again)
+        found = Refusal(BETWEEN) if self.links.is_cyclic(members, again) else self.contracted(members, again)
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
@@ -392,11 +391,12 @@ class Chooser:
             f"predicted {library:.1f} us by the library's attention, {own:.1f} us in one kernel, "
             f"{apart:.1f} us by the library's products and kernels around them"
         )
-        accepted = library < CLOSE * own
+        accepted = library < CLOSE * own and not self.links.is_cyclic(offer.members, self.again(offer.members))
         moved = 2 * sum(storage_bytes(d.buffer) for d in offer.members if d is not offer.result) if accepted else 0
         self.decisions.append(Decision(first, last, "library", accepted, reason, own - library, moved))
         if accepted:
             self.taken.update(offer.members)
+            self.links.join(offer.members, ())
             self.elsewhere |= offer.reads
             self.calls |= dict.fromkeys(offer.members, offer.extern(reason))
             self.products = [s for s in self.products if s.contraction not in self.calls]
@@ -411,12 +411,17 @@ class Chooser:
         self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
         if decision.accepted:
             self.taken.update(region.members)
+            self.links.join(region.members, region.again)
             self.regions.append(region)
         return decision.accepted
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
         """A region as one nest of products, or the nest of an equal one."""
-        return self.ask("nest", members, again, contract).value
+        return self.nest(members, again).value
+
+    def nest(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Answer[Contraction | Refusal]:
+        """The same, and which buffers of it are those of this region."""
+        return self.ask("nest", members, again, contract)
 
     def ask(
         self,
