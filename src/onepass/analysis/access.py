@@ -36,6 +36,7 @@ def numel(shape: Iterable[Poly | Axis]) -> int:
     return estimate(product(a.extent if isinstance(a, Axis) else a for a in shape))
 
 
+@lru_cache(maxsize=16384)
 def storage_bytes(buffer: Buffer) -> int:
     """Bytes one full pass over a buffer moves; broadcast (stride 0) dimensions count once."""
     sizes = [s for s, stride in zip(buffer.shape, buffer.strides, strict=True) if stride.terms]

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..analysis.contraction import Contraction
-from ..analysis.inline import loaded, reductions
+from ..analysis.inline import reductions
 from ..analysis.nest import Refusal
 from ..analysis.operands import operands, uncast
 from ..analysis.single_row import vector_and_matrix
 from ..ir.expr import Expr, Load
 from ..ir.limits import FOLLOWERS
 from ..ir.plan import Decision
-from ..ir.program import Buffer, Define, Extern, HostValue, Program
+from ..ir.program import Define, Extern
 from ..ir.target import Target
 from .close_calls import Times
-from .groups import things
+from .links import Links
 from .regions import Effort, Region, tiles_of
 
 MOST_BESIDE = 8
@@ -36,6 +36,7 @@ class Prices(Protocol):
     taken: set[Define]
     regions: list[Region]
     decisions: list[Decision]
+    links: Links
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal: ...
 
@@ -57,19 +58,16 @@ class _Side:
     time_us: float
 
 
-def join_beside(prices: Prices, program: Program) -> None:
+def join_beside(prices: Prices) -> None:
     """Put regions and single products that read the same matrix into one launch where that is faster."""
-    sharing = _sharing(prices)
-    links = _Links(program, prices.regions) if sharing else None
-    for regions in sharing:
-        assert links is not None
-        kept = _independent(regions, links)[:MOST_BESIDE]
+    for regions in _sharing(prices):
+        kept = _independent(regions, prices.links)[:MOST_BESIDE]
         sides = [_side(r, prices) for r in kept]
         refused = [(r, s.reason) for r, s in zip(kept, sides, strict=True) if isinstance(s, Refusal)]
         prices.decisions += [_decision([r], False, reason) for r, reason in refused]
         known = [s for s in sides if isinstance(s, _Side)]
-        if len(known) > 1 and _decide(known, prices):
-            links.join(s.region for s in known)
+        if len(known) > 1:
+            _decide(known, prices)
 
 
 # --- who ---
@@ -103,89 +101,13 @@ def _left(define: Define) -> Expr | None:
     )
 
 
-class _Links:
-    """What comes after what, regions taken as a whole: they are single steps of the plan."""
-
-    def __init__(self, program: Program, regions: Iterable[Region]) -> None:
-        self.whole: dict[Define, Define] = {}  # a member of a region -> the one that stands for all of it
-        self.after: dict[object, set[object]] = {}
-        self.span: dict[object, tuple[int, int]] = {}
-        self.wide: set[object] = set()  # steps of several statements
-        maker: dict[Buffer | HostValue, object] = {}
-        ordered: object = None
-        for number, s in enumerate(program.statements):
-            step: Define | Extern
-            made: Buffer | HostValue
-            used: Iterable[Buffer | HostValue]
-            match s:
-                case Define():
-                    step, made, used = s, s.buffer, loaded(s.value)
-                case Extern():
-                    step, made, used = s.contraction or s, s.result, things((s.args, s.kwargs))
-                case _:
-                    continue
-            self.span[step] = number, number
-            for b in used:
-                self._link(maker.get(b), step)
-            if isinstance(s, Extern) and s.ordered:
-                self._link(ordered, step)
-                ordered = step
-            maker[made] = step
-        for r in regions:
-            self.join([r])
-            for b in (b for d in r.again for b in loaded(d.value)):
-                self._link(maker.get(b), r.members[0])
-
-    def _link(self, first: object, second: object) -> None:
-        if first is not None:
-            self.after.setdefault(first, set()).add(second)
-
-    def join(self, regions: Iterable[Region]) -> None:
-        """Make one step of regions."""
-        first, *others = (d for r in regions for d in r.members)
-        low, high = zip(*(self.span[self.step(d)] for d in (first, *others)), strict=True)
-        for d in others:
-            self.after.setdefault(first, set()).update(self.after.pop(d, ()))
-        self.whole |= dict.fromkeys((first, *others), first)
-        self.span[first] = min(low), max(high)
-        self.wide |= {first} if others else set()
-
-    def step(self, statement: object) -> object:
-        """What stands for the whole that a statement belongs to."""
-        return self.whole.get(statement, statement)  # type: ignore[call-overload]
-
-    def reaches(self, first: object, limit: int) -> set[object]:
-        """Every step that must come after one, as far as those that start up to a statement."""
-        found: set[object] = set()
-        stack = [first]
-        while stack:
-            for s in map(self.step, self.after.get(stack.pop(), ())):
-                if s not in found and self.span[s][0] <= limit:
-                    found.add(s)
-                    stack.append(s)
-        return found
-
-    def horizon(self, steps: Iterable[object]) -> int:
-        """A statement that no step lies across, not before any of these: what starts later leads to none of them."""
-        limit, last = -1, max(self.span[s][1] for s in steps)
-        while limit != last:
-            limit = last
-            last = max((high for low, high in map(self.span.__getitem__, self.wide) if low <= limit), default=limit)
-            last = max(last, limit)
-        return limit
-
-
-def _independent(regions: list[Region], links: _Links) -> list[Region]:
+def _independent(regions: list[Region], links: Links) -> list[Region]:
     """Regions none of which waits for another, as early as they come."""
-    steps = [links.step(r.members[0]) for r in regions]
-    limit = links.horizon(steps)
-    kept: dict[object, Region] = {}
-    reached: set[object] = set()
-    for r, step in zip(regions, steps, strict=True):
-        later = links.reaches(step, limit)
-        if step not in reached and not later & kept.keys():
+    kept: dict[int, Region] = {}
+    for r in regions:
+        step = links.node_of[r.members[0].buffer]
+        if not any(links.connected(step, k) for k in kept):
             kept[step] = r
-            reached |= later
     return list(kept.values())
 
 
@@ -208,8 +130,8 @@ def _rounds(tiles: int, target: Target) -> float:
     return math.ceil(rounds) / rounds if rounds > 1 else 1.0
 
 
-def _decide(sides: list[_Side], prices: Prices) -> bool:
-    """One launch of all sides, if it is predicted to be faster; the answer."""
+def _decide(sides: list[_Side], prices: Prices) -> None:
+    """One launch of all sides, if it is predicted to be faster."""
     tiles = sum(tiles_of(s.contraction) for s in sides)
     efforts = [prices.effort(s.contraction, tiles - tiles_of(s.contraction)) for s in sides]
     unit = sum(e.unit_us for e in efforts) * _rounds(tiles, prices.target)
@@ -227,7 +149,7 @@ def _decide(sides: list[_Side], prices: Prices) -> bool:
         prices.regions[:] = [r for r in prices.regions if r not in regions]
         prices.regions.append(joined)
         prices.taken.update(joined.members)
-    return decision.accepted
+        prices.links.join(joined.members, joined.again)
 
 
 def _joined(regions: list[Region], predicted_us: float) -> Region:

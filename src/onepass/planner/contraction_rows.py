@@ -100,21 +100,9 @@ def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...
 
 def waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool:
     """Whether a value needs something from outside that itself needs the region: they cannot be one kernel."""
-    earliest = min(chooser.made_at[b] for b in region)
-    stack = [b for b in loaded(define.value) if b not in region]
-    seen = set(stack)
-    while stack:
-        buffer = stack.pop()
-        if chooser.made_at.get(buffer, -1) < earliest:
-            continue
-        maker = chooser.define_of.get(buffer) or chooser.product_of.get(buffer)
-        needed = loaded(maker.value) if maker is not None else ()
-        if maker is None or len(seen) > MOST_SEEN or any(b in region for b in needed):
-            return True
-        fresh = [b for b in needed if b not in seen]
-        seen.update(fresh)
-        stack += fresh
-    return False
+    links = chooser.links
+    inside = links.makers(region)
+    return links.waits(links.makers(loaded(define.value)) - inside, inside, MOST_SEEN)
 
 
 def joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:

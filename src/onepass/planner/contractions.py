@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from ..analysis.access import RANDOM_COST, flat_offset, load_bytes, numel, storage_bytes
 from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract
-from ..analysis.inline import Inliner, loaded, reductions
+from ..analysis.inline import Inliner, Memo, loaded, reductions
 from ..analysis.nest import Refusal, opened
 from ..analysis.operands import operands, uncast
 from ..analysis.passes import visited
@@ -33,8 +34,8 @@ from .beside import join_beside
 from .close_calls import CloseCalls, Judge, Times
 from .contraction_rows import Followers, try_rows, waits
 from .contraction_states import try_tiles
-from .groups import things
 from .library_attention import CLOSE, Offer, offered
+from .links import Links, things
 from .parts import Parts
 from .regions import NESTED_ROWS, Effort, Region, Regions, tiles_of, waiting
 
@@ -48,6 +49,7 @@ UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kerne
 CHEAP_COST, PLACE_COST = 4.0, 24.0
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 MOST_MEMBERS = 48
+BETWEEN = "another step lies between its operations"
 MOST_RESULTS = 3  # of point-wise work on one product
 T = TypeVar("T")
 
@@ -66,7 +68,7 @@ def choose_contractions(
         try_rows(chooser, extern)
     for extern in chooser.products:
         chooser.try_alone(extern)
-    join_beside(chooser, program)
+    join_beside(chooser)
     chosen = {d for r in chooser.regions for d in r.members}
     statements = tuple(s for found in program.statements for s in chooser.instead(found, chosen))
     return Regions(replace(program, statements=statements), tuple(chooser.regions), tuple(chooser.decisions))
@@ -88,7 +90,7 @@ class Chooser:
         self.limits = limits
         self.offers = calls and target.attention is not None
         self.calls: dict[Define, Extern] = {}  # what a call of the library's attention computes
-        self.answers = Answers()
+        self.answers, self.memo = Answers(), Memo()
         self.efforts: dict[tuple[Contraction, int], Effort] = {}
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
@@ -99,10 +101,8 @@ class Chooser:
         self.readers: dict[Buffer, list[Define]] = {}
         self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
         self.order = {}
-        self.made_at: dict[object, int] = {}  # a buffer -> the statement that makes it
+        self.links = Links(program)
         for number, s in enumerate(program.statements):
-            if not isinstance(s, Update):
-                self.made_at[s.buffer if isinstance(s, Define) else s.result] = number
             match s:
                 case Define():
                     self._reads(s)
@@ -115,6 +115,9 @@ class Chooser:
                 case Update():
                     self.elsewhere.add(s.source)
         self.cheap: dict[Define, bool] = {}
+        self.chains: dict[Define, set[Define]] = {}
+        self._sources: dict[Define, tuple[Define, ...]] = {}
+        self.reaches_short = self._lead_to_short()
         self.taken: set[Define] = set()
         self.regions: list[Region] = []
 
@@ -150,7 +153,7 @@ class Chooser:
     def try_chain(self, extern: Extern) -> None:
         """A region from one product to a later one, through whatever is computed in between."""
         last = extern.contraction
-        if last is None or last in self.taken:
+        if last is None or last in self.taken or last not in self.reaches_short:
             return
         found = [d for d in self._between(last, None) if _is_short(d)]  # longer ones could not be computed again
         # All at once; where that is no kernel, what depends on one of them, the others read from memory.
@@ -166,7 +169,7 @@ class Chooser:
 
     def _offer(self, regions: list[tuple[Define, ...]], first: str, last: str) -> Offer | None:
         """The library's attention in the place of a region, if it is nothing else."""
-        found = offered(self, regions)
+        found = offered(self, [r for r in regions if not self.links.is_cyclic(r, self.again(r))])
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, "library", False, found.reason))
         return found if isinstance(found, Offer) else None
@@ -189,9 +192,20 @@ class Chooser:
                 stack.extend((s, False) for s in self.sources(d) if s not in depends)
         return [d for d, yes in depends.items() if yes and (chosen is not None or d.buffer in self.product_of)]
 
-    def sources(self, define: Define) -> list[Define]:
-        found = (self.define_of.get(b) or self.product_of.get(b) for b in loaded(define.value))
-        return [d for d in found if d is not None]
+    def sources(self, define: Define) -> tuple[Define, ...]:
+        """The definitions and products that a definition reads."""
+        if define not in self._sources:
+            found = (self.define_of.get(b) or self.product_of.get(b) for b in loaded(define.value))
+            self._sources[define] = tuple(d for d in found if d is not None)
+        return self._sources[define]
+
+    def _lead_to_short(self) -> set[Define]:
+        """What is made of a short product with no other product in between."""
+        found: set[Define] = set()
+        for d in self.order:
+            if any(s in found if s.buffer not in self.product_of else _is_short(s) for s in self.sources(d)):
+                found.add(d)
+        return found
 
     # --- what follows a product ---
 
@@ -344,7 +358,7 @@ class Chooser:
         kind: str,
         offer: Offer | None,
     ) -> bool:
-        found = self.contracted(members, again)
+        found = Refusal(BETWEEN) if self.links.is_cyclic(members, again) else self.contracted(members, again)
         if isinstance(found, Refusal):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
@@ -377,15 +391,17 @@ class Chooser:
             f"predicted {library:.1f} us by the library's attention, {own:.1f} us in one kernel, "
             f"{apart:.1f} us by the library's products and kernels around them"
         )
-        accepted = library < CLOSE * own
+        accepted = library < CLOSE * own and not self.links.is_cyclic(offer.members, self.again(offer.members))
         moved = 2 * sum(storage_bytes(d.buffer) for d in offer.members if d is not offer.result) if accepted else 0
         self.decisions.append(Decision(first, last, "library", accepted, reason, own - library, moved))
         if accepted:
             self.taken.update(offer.members)
+            self.links.join(offer.members, ())
             self.elsewhere |= offer.reads
             self.calls |= dict.fromkeys(offer.members, offer.extern(reason))
             self.products = [s for s in self.products if s.contraction not in self.calls]
-            self.cheap.clear()  # chains end at what the library makes
+            self.cheap.clear()
+            self.chains.clear()  # they end at what the library makes
         return accepted
 
     def answer(self, region: Region, decision: Decision) -> bool:
@@ -395,12 +411,17 @@ class Chooser:
         self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
         if decision.accepted:
             self.taken.update(region.members)
+            self.links.join(region.members, region.again)
             self.regions.append(region)
         return decision.accepted
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
         """A region as one nest of products, or the nest of an equal one."""
-        return self.ask("nest", members, again, contract).value
+        return self.nest(members, again).value
+
+    def nest(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Answer[Contraction | Refusal]:
+        """The same, and which buffers of it are those of this region."""
+        return self.ask("nest", members, again, contract)
 
     def ask(
         self,
@@ -413,7 +434,7 @@ class Chooser:
         stored, inside = self.stored(members), (*members, *again)
 
         def stores() -> list[Store]:
-            inliner = Inliner({d.buffer: d for d in inside}, (d.buffer for d in stored))
+            inliner = Inliner({d.buffer: d for d in inside}, (d.buffer for d in stored), self.memo)
             return [Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored]
 
         products = tuple(d.buffer in self.product_of for d in members)
@@ -460,12 +481,14 @@ class Chooser:
 
     def _chain(self, define: Define) -> set[Define]:
         """A point-wise value and those it is made of, back to what must be read."""
-        chain, stack = {define}, [define]
-        while stack and len(chain) <= MOST_MEMBERS:
-            fresh = [d for d in self.sources(stack.pop()) if d not in chain and self._is_point_wise(d)]
-            chain.update(fresh)
-            stack.extend(fresh)
-        return chain
+        if define not in self.chains:
+            chain, stack = {define}, [define]
+            while stack and len(chain) <= MOST_MEMBERS:
+                fresh = [d for d in self.sources(stack.pop()) if d not in chain and self._is_point_wise(d)]
+                chain.update(fresh)
+                stack.extend(fresh)
+            self.chains[define] = chain
+        return self.chains[define]
 
     def memory(self, define: Define) -> set[Load]:
         """What a point-wise value reads, with all it is made of."""
@@ -487,8 +510,8 @@ class Chooser:
 
     def _is_unpacked_once(self, define: Define, product: Define) -> bool:
         """Whether one tile of a product computes it, from memory that holds much less: packed weights."""
-        few = self._beside(define, product) <= UNPACKED_ROWS
-        return few and product.buffer in self.product_of and self._is_packed(define)
+        packed = product.buffer in self.product_of and self._is_packed(define)
+        return packed and self._beside(define, product) <= UNPACKED_ROWS
 
     def _is_packed(self, define: Define) -> bool:
         """Whether it is at least twice as large as what it is made of, with an eighth for scales beside that."""
@@ -606,6 +629,7 @@ def _is_plain(side: Expr, product: Reduce) -> bool:
     return side.dtype.bytes > 1 or offset.coefficient(product.over[0]) is Poly.ONE
 
 
+@lru_cache(maxsize=8192)
 def _cost(value: Expr) -> float:
     """Work of one element; conversions to compute in float32 and back cancel where values are put together."""
     return sum(_work(e) for e in postorder([value]) if not (isinstance(e, Pointwise) and e.op in CASTS))

@@ -6,17 +6,17 @@ result is then one kernel more. What is close to equal stays a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..analysis.access import storage_bytes
-from ..analysis.contraction import contract
+from ..analysis.contraction import Contraction
 from ..analysis.inline import loaded
 from ..analysis.library_attention import OTHER_SCORES, Attention, find_attention
 from ..analysis.nest import Refusal
 from ..ir.callables import attention
-from ..ir.plan import Decision, Store
+from ..ir.plan import Decision
 from ..ir.program import Buffer, Define, Extern, Origin
 from ..ir.target import Target
 from .answers import Answer
@@ -33,10 +33,7 @@ class Prices(Protocol):
     target: Target
     decisions: list[Decision]
 
-    def ask(
-        self, about: str, members: tuple[Define, ...], again: tuple[Define, ...],
-        answer: Callable[[list[Store]], Attention | Refusal | None],
-    ) -> Answer[Attention | Refusal | None]: ...  # fmt: skip
+    def nest(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Answer[Contraction | Refusal]: ...
 
     def again(self, members: tuple[Define, ...]) -> tuple[Define, ...]: ...
 
@@ -81,10 +78,11 @@ def offered(prices: Prices, regions: Sequence[tuple[Define, ...]]) -> Offer | Re
     """
     refusal: Refusal | None = None
     for members in regions:
-        answer = prices.ask("attention", members, prices.again(members), _attention)
-        if answer.value is None:
+        nest = prices.nest(members, prices.again(members))
+        if isinstance(nest.value, Refusal):
             continue
-        if isinstance(call := answer.value, Refusal):
+        call = find_attention(nest.value)
+        if isinstance(call, Refusal):
             refusal = call
             if refusal.reason == OTHER_SCORES:
                 break
@@ -92,15 +90,10 @@ def offered(prices: Prices, regions: Sequence[tuple[Define, ...]]) -> Offer | Re
         if (short := _too_small(call, prices.target)) is not None:
             return Refusal(short)
         (result,) = prices.stored(members)
-        query, key, value = (replace(v, buffer=answer.own[v.buffer]) for v in (call.query, call.key, call.value))
+        query, key, value = (replace(v, buffer=nest.own[v.buffer]) for v in (call.query, call.key, call.value))
         call = replace(call, query=query, key=key, value=value)
         return Offer(members, result, call, *_times(call, storage_bytes(result.buffer), prices.target))
     return refusal
-
-
-def _attention(stores: list[Store]) -> Attention | Refusal | None:
-    found = contract(stores)
-    return None if isinstance(found, Refusal) else find_attention(found)
 
 
 def _too_small(call: Attention, target: Target) -> str | None:

@@ -12,7 +12,7 @@ from ..analysis.access import storage_bytes
 from ..analysis.inline import loaded
 from ..ir.plan import Group
 from ..ir.program import Buffer, Define, Extern, Program
-from .groups import things
+from .links import things
 
 Step = tuple[list[Buffer], set[Buffer]]  # (made, used)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ..analysis.inline import loaded
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, View
-from .groups import things
+from .links import things
 from .regions import Region, Regions
 
 

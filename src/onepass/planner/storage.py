@@ -11,7 +11,7 @@ from ..analysis.inline import identity_index, loaded, reductions
 from ..ir.expr import Load, postorder
 from ..ir.plan import Decision, Group
 from ..ir.program import Buffer, Extern, Program, Update
-from .groups import things
+from .links import things
 
 Copies = tuple[tuple[Buffer, Buffer], ...]
 
