@@ -131,5 +131,5 @@ def test_kernels_are_known_by_what_makes_them(monkeypatch: pytest.MonkeyPatch) -
     read: list[str] = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or b"")
     builders.prelude_digest.__wrapped__()
-    codegen, runtime = ("prelude", "hardware", "nvidia"), ("triton_kernels", "triton_stages", "assembler")
+    codegen, runtime = ("prelude", "hardware", "nvidia"), ("triton_kernels", "triton_private", "assembler")
     assert set(read) == {*(f"triton_{name}.py" for name in codegen), *(f"{name}.py" for name in runtime)}
