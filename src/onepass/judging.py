@@ -177,7 +177,7 @@ def _next(way: _Way, built: Sequence[_Built], known: Resources) -> _Way:
         loaded = built[way.numbers[kernel]]
         if isinstance(loaded, BaseException):
             return way
-        records.append(KernelRecord(kernel.name, [], 0, 0, kernel.schedule, "", 0.0))
+        records.append(KernelRecord(kernel.name, [], 0, 0, str(kernel.schedule), "", 0.0))
         records[-1].note(getattr(loaded.function, "built", None))
     known.after(way.planned, records)
     choices = known.choices(way.planned)

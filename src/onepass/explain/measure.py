@@ -67,7 +67,7 @@ def _kernel_record(
         operations=[{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins],
         bytes_read=read,
         bytes_written=written,
-        schedule=kernel.schedule,
+        schedule=str(kernel.schedule),
         source=source.text,
         predicted_us=_predicted(group, kernel, result, read + written, target),
     )

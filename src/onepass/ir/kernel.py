@@ -18,6 +18,7 @@ from .dtypes import DType
 from .expr import Const
 from .poly import Axis, Poly, Symbol, product
 from .program import Buffer, Origin
+from .schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +352,7 @@ class Kernel:
     locals: tuple[Local, ...]
     body: tuple[Statement, ...]
     origins: tuple[Origin, ...]
-    schedule: str  # one line for people: how the axes were factored
+    schedule: Schedule  # how the axes are factored
     work: Poly  # elements visited, to decide on threads
     raises: bool = False
     entry: str = ""  # what the function is called, by what it computes: equal kernels have equal names

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from .expr import Expr
 from .poly import Axis
 from .program import Buffer, Define, Extern, Origin
+from .schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Group:
     beside: bool = False  # several of them, with nothing in common but their launch
     tiled: bool = False  # every tile of them leaves states of reductions, which another kernel merges
     predicted_us: float | None = None  # of their kernels, where the planner knows more than bytes and operations
-    way: int = 0  # of the ways to number programs, the one that was chosen
+    schedule: Schedule | None = None  # how its first kernel runs, where it was priced
 
     @property
     def origins(self) -> tuple[Origin, ...]:

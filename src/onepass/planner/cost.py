@@ -17,6 +17,7 @@ from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
+from ..ir.schedule import Schedule
 from ..ir.target import Target
 
 # Neighbouring positions that share what does not depend on them: those of one thread of a tile, or of one loop.
@@ -37,7 +38,7 @@ class Cost:
     nodes: int
     live: int  # values alive at once
     time_us: float
-    way: int = 0  # of the ways to number programs
+    schedule: Schedule | None = None  # of the kernel that was priced
 
 
 def nest_cost(nest: Nest, target: Target) -> Cost:

@@ -24,6 +24,7 @@ from ..ir.options import Options
 from ..ir.plan import Decision, FusionPlan, Group, Store
 from ..ir.poly import in_range
 from ..ir.program import Define, Extern
+from ..ir.schedule import Schedule
 from ..ir.target import Target
 from ..ir.time import Time, total_us
 from .answers import Answers
@@ -45,10 +46,10 @@ class Choose(Protocol):
 
 
 class Chosen(Protocol):
-    """That way, and the times of its launches."""
+    """The schedule of its first kernel, and the times of its launches."""
 
     @property
-    def way(self) -> int: ...
+    def schedule(self) -> Schedule: ...
 
     @property
     def times(self) -> tuple[Time, ...]: ...
@@ -153,7 +154,7 @@ class Planner:
         if isinstance(chosen, Refusal):
             return Verdict(None, chosen.reason)
         time_us = total_us(chosen.times) + (0.0 if self.target.warp else bound.time_us)
-        return Verdict(replace(bound, time_us=time_us, launches=len(chosen.times), way=chosen.way), "")
+        return Verdict(replace(bound, time_us=time_us, launches=len(chosen.times), schedule=chosen.schedule), "")
 
     def cost(self, number: int) -> Cost | None:
         """What a group takes as it is now."""
@@ -349,8 +350,8 @@ class Planner:
                 if stores:
                     kind = n in self.locked, n in self.beside, n in self.tiled
                     cost = None if n in self.locked else self.cost(n)
-                    way = cost.way if cost is not None else 0
-                    steps.append(Group(stores, tuple(graph.members[n]), *kind, self.predicted_us.get(n), way))
+                    schedule = cost.schedule if cost is not None else None
+                    steps.append(Group(stores, tuple(graph.members[n]), *kind, self.predicted_us.get(n), schedule))
             for s in graph.successors[n]:
                 waiting[s] -= 1
                 if waiting[s] == 0:

@@ -55,7 +55,7 @@ def joined(kernels: Sequence[Kernel]) -> Kernel:
         grid=(GridAxis(Axis("program", total), total),),
         body=tuple(shares),
         locals=tuple(local for k in kernels for local in k.locals),
-        schedule=" | ".join(dict.fromkeys(k.schedule for k in kernels)),
+        schedule=replace(kernels[0].schedule, shares=tuple(k.schedule for k in kernels)),
         work=sum((k.work for k in kernels[1:]), kernels[0].work),
         descriptors=tuple(dict.fromkeys(d for k in kernels for d in k.descriptors)),
         wide=any(k.wide for k in kernels),

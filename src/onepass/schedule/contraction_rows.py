@@ -19,6 +19,7 @@ from ..ir.dtypes import DType
 from ..ir.expr import Expr, Part, Reduce, substitute_axes
 from ..ir.kernel import Accumulate, Accumulator, Fold, Operand, Start, Var
 from ..ir.poly import Axis, Poly
+from ..ir.schedule import Factor
 from .builder import Finished
 from .contraction_row_tiles import RowTiles, choose_row_tiles
 from .contraction_tiles import Tiles
@@ -63,14 +64,15 @@ class RowScheduler(ContractionScheduler):
             for dim in (ROW, COLUMN):
                 self._open(cls, dim, max(16, power_above(cls.extent.constant)), Poly.ZERO)
 
-    def _describe(self) -> str:
+    def _factors(self) -> list[tuple[Axis, Factor]]:
         t, c = self.tiles, self.c
-        words = [f"{a.name}[{a.extent!r}]: grid" for a in c.grid]
-        words += [f"{c.rows.name}[{c.rows.extent!r}]: rows by {t.rows}"]
-        words += [f"{c.columns.name}[{c.columns.extent!r}]: {'columns held' if c.held else f'swept by {t.step}'}"]
-        words += [f"in {self.chunk.extent!r} chunks"] if self.chunk is not None else []
-        words += [f"{a.name}[{a.extent!r}]: {f'inside by {t.depth}' if t.depth else 'held'}" for a in c.inner]
-        return "; ".join([*words, f"{t.warps} warps", f"{t.stages} stages"])
+        columns = Factor(tile=t.columns) if c.held else Factor(loop=True, tile=t.step)
+        inner = Factor(tile=t.depth, role="inside") if t.depth else Factor()
+        return [
+            (c.rows, Factor(grid=True, tile=t.rows, role="rows")),
+            (c.columns, columns),
+            *((a, inner) for a in c.inner),
+        ]
 
     # --- reductions ---
 

@@ -46,9 +46,10 @@ from ..ir.kernel import (
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, nonnegative, product
 from ..ir.program import Buffer, Origin
+from ..ir.schedule import Factor, Schedule
 from ..ir.target import Target
 from .builder import Builder, Finished
-from .contraction_tiles import FEW_ROWS, GROUPED, Tiles, choose_product_tiles
+from .contraction_tiles import FEW_ROWS, GROUPED, Tiles, choose_product_tiles, lanes_of
 from .online import carry
 from .reuse import larger_than_cache
 from .sweeps import kernel_symbols
@@ -144,7 +145,7 @@ class ContractionScheduler:
             body=body,
             locals=tuple(self.builder.locals),
             origins=origins,
-            schedule=self._describe(),
+            schedule=self._schedule(),
             work=product(a.extent for a in self.c.nest.classes),
             warps=self.tiles.warps,
             stages=self.tiles.stages,
@@ -174,15 +175,22 @@ class ContractionScheduler:
         across = 1 if c.inner else -(-estimate(c.columns.extent) // t.columns)
         return numel(c.grid) * -(-estimate(c.rows.extent) // t.rows) * across
 
-    def _describe(self) -> str:
+    def _schedule(self) -> Schedule:
+        """How the axes run, as data."""
+        chunks = estimate(self.chunk.extent) if self.chunk is not None else 0
+        axes = (*((a, Factor(grid=True)) for a in self.c.grid), *self._factors())
+        return Schedule(axes, (), self.tiles.warps, self.tiles.stages, chunks=chunks, staged=True)
+
+    def _factors(self) -> list[tuple[Axis, Factor]]:
+        """Of the classes of products."""
         t, c = self.tiles, self.c
-        words = [f"{a.name}[{a.extent!r}]: grid" for a in c.grid]
-        words += [f"{c.rows.name}[{c.rows.extent!r}]: rows by {t.rows}"]
-        words += [f"{c.columns.name}[{c.columns.extent!r}]: columns by {t.columns}"]
-        words += [f"{c.swept.name}[{c.swept.extent!r}]: swept by {t.step}"]
-        words += [f"in {self.chunk.extent!r} chunks"] if self.chunk is not None else []
-        words += [f"{a.name}[{a.extent!r}]: held" for a in c.inner if a is not c.columns]
-        return "; ".join([*words, f"{t.warps} warps", f"{t.stages} stages"])
+        held = [(a, Factor(tile=lanes_of(a, 1 << 30))) for a in c.inner if a is not c.columns]
+        return [
+            (c.rows, Factor(grid=True, tile=t.rows, role="rows")),
+            (c.columns, Factor(grid=not c.inner, tile=t.columns, role="columns")),
+            (c.swept, Factor(loop=True, tile=t.step)),
+            *held,
+        ]
 
     # --- axes ---
 

@@ -25,6 +25,7 @@ from ..ir.kernel import ScheduledGroup
 from ..ir.plan import Group, Store
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Origin, contiguous_strides
+from ..ir.schedule import Schedule
 from ..ir.target import Target
 from ..ir.time import Time, total_us
 from .adjust import adjusted_chunk
@@ -74,20 +75,21 @@ def _scheduled(group: Group, target: Target, name: str, choice: Choice) -> Sched
     found = ways(group.stores, target)
     if isinstance(found, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {found.reason}")
+    schedule = group.schedule if choice == FIRST else None
     if choice.candidate:
         held = target.held_elements >> (2 * choice.candidate - 2)
         each = target.thread_elements >> (choice.candidate + 1)
         registers = target.registers >> choice.candidate
         target = replace(target, held_elements=held, thread_elements=each, registers=registers)
-    return build(found[group.way], target, name, group.origins, choice.adjustment)
+    nest = found[group.schedule.way if group.schedule is not None else 0]
+    return build(nest, target, name, group.origins, choice.adjustment, schedule)
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The fastest of the ways to run stores in one kernel, and its launches."""
+    """How the fastest kernel of stores runs, and the times of its launches."""
 
-    way: int
-    nest: Nest
+    schedule: Schedule
     times: tuple[Time, ...]
 
 
@@ -99,7 +101,8 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float) -> Chosen |
     best: Chosen | None = None
     for way, nest in enumerate(found):
         built = build(nest, target, "k", ())
-        chosen = Chosen(way, nest, tuple(price(k, target) for k in built.kernels))
+        schedule = replace(built.kernels[0].schedule, way=way)
+        chosen = Chosen(schedule, tuple(price(k, target) for k in built.kernels))
         if best is None or total_us(chosen.times) < total_us(best.times):
             best = chosen
         if total_us(best.times) <= NEAR * bound_us:
@@ -109,13 +112,18 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float) -> Chosen |
 
 
 def build(
-    nest: Nest, target: Target, name: str, origins: tuple[Origin, ...], adjustment: Adjustment = AS_RULED
+    nest: Nest,
+    target: Target,
+    name: str,
+    origins: tuple[Origin, ...],
+    adjustment: Adjustment = AS_RULED,
+    schedule: Schedule | None = None,
 ) -> ScheduledGroup:
-    """The kernels of a nest."""
+    """The kernels of a nest. `schedule`: of the first of them; else the rules of the target say, adjusted."""
     if nest.split is None:
-        scheduler = _scheduler(nest, target)(nest, target, None, adjustment)
+        scheduler = _scheduler(nest, target)(nest, target, None, adjustment, schedule)
         return ScheduledGroup((scheduler.build(name, origins),))
-    return _split(nest, nest.split, origins, target, name, adjustment)
+    return _split(nest, nest.split, origins, target, name, adjustment, schedule)
 
 
 def _scheduler(nest: Nest, target: Target) -> type[NestScheduler]:
@@ -125,11 +133,20 @@ def _scheduler(nest: Nest, target: Target) -> type[NestScheduler]:
 
 
 def _split(
-    nest: Nest, axis: Axis, origins: tuple[Origin, ...], target: Target, name: str, adjustment: Adjustment
+    nest: Nest,
+    axis: Axis,
+    origins: tuple[Origin, ...],
+    target: Target,
+    name: str,
+    adjustment: Adjustment,
+    schedule: Schedule | None,
 ) -> ScheduledGroup:
     ends = [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
     outer, device = nest.outer, nest.stores[0].buffer.device
-    size = adjusted_chunk(_chunk_size(nest, axis, ends, target), axis, adjustment)
+    if schedule is not None:
+        size = max(1, schedule.factor(axis).chunk)
+    else:
+        size = adjusted_chunk(_chunk_size(nest, axis, ends, target), axis, adjustment)
     alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
     number = axis if alone else Axis("chunk", (axis.extent + size - 1) // size)
     first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
@@ -150,7 +167,7 @@ def _split(
     else:
         head = Nest(tuple(first), (*nest.classes, number), nest.bound, (*outer, number), axis)
         chunks = {axis: (number, size)}
-    kernel = _scheduler(head, target)(head, target, chunks, adjustment).build(f"{name}_partial", origins)
+    kernel = _scheduler(head, target)(head, target, chunks, adjustment, schedule).build(f"{name}_partial", origins)
     tail = _finish(nest, number, partial)
     finish = _scheduler(tail, target)(tail, target).build(f"{name}_finish", origins)
     return ScheduledGroup((kernel, finish), tuple(workspace))

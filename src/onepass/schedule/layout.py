@@ -7,7 +7,7 @@ wins. Where two axes are wanted (a transpose), both are blocked so that cache li
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..analysis.access import estimate, flat_offset, numel
 from ..analysis.conditions import breakpoints
@@ -15,6 +15,7 @@ from ..analysis.inline import reductions
 from ..analysis.nest import Nest
 from ..ir.expr import Expr, Load, postorder
 from ..ir.poly import Axis, Poly
+from ..ir.schedule import Factor, Schedule
 from ..ir.target import Target
 
 TRANSPOSE_BLOCK = 64
@@ -47,18 +48,27 @@ class Layout(AxisOrder):
     looped: Axis | None = None  # a blocked grid class each program loops over (transposes)
     blocks: dict[Axis, int] = field(default_factory=dict)
 
-    def describe(self, nest: Nest) -> str:
-        """One line for people."""
-        words = []
-        for a in nest.classes:
-            if a in self.blocks:
-                kind = f"grid x tile {self.blocks[a]}" if a is self.tiled else f"grid x loop {self.blocks[a]}"
-            else:
-                kind = "grid" if a in self.grid else "swept"
-            words.append(f"{a.name}[{a.extent!r}]: {kind}")
-        if nest.split is not None:
-            words.append(f"split over {nest.split.name}")
-        return "; ".join(words)
+    def schedule(self, nest: Nest, chunks: dict[Axis, tuple[Axis, int]]) -> Schedule:
+        """The layout of a nest as data."""
+        factors = {a: self._factor(a) for a in nest.classes}
+        for axis, (_, size) in chunks.items():
+            factors[axis] = replace(factors[axis], chunk=size)
+        return Schedule(tuple(factors.items()), split=nest.split)
+
+    def _factor(self, axis: Axis) -> Factor:
+        if axis in self.blocks:
+            return Factor(grid=True, loop=axis is not self.tiled, tile=self.blocks[axis])
+        return Factor(grid=True) if axis in self.grid else Factor(loop=True, tile=0)
+
+
+def scheduled_layout(nest: Nest, schedule: Schedule) -> Layout:
+    """The layout that a schedule of a nest stands for."""
+    scores, strides = access_scores(nest)
+    grid = tuple(a for a in nest.outer if schedule.factor(a).grid)
+    blocked = {a: f for a, f in schedule.axes if f.grid and (f.tile > 1 or f.loop)}
+    tiled = next((a for a, f in blocked.items() if not f.loop), None)
+    looped = next((a for a, f in blocked.items() if f.loop), None)
+    return Layout(grid, scores, strides, tiled, looped, {a: f.tile for a, f in blocked.items()})
 
 
 def choose_layout(nest: Nest, target: Target, numbered: frozenset[Axis] = frozenset()) -> Layout:

@@ -23,6 +23,8 @@ from .tiles import TileScheduler
 class PieceScheduler(TileScheduler):
     """Builds the kernel of a nest whose rows are worked through in pieces."""
 
+    in_pieces = True
+
     def _choose_layout(self) -> None:
         super()._choose_layout()
         row = [c for c in self.nest.classes if c not in self.nest.outer and c is not self.nest.split]

@@ -38,9 +38,10 @@ from ..ir.kernel import (
 )
 from ..ir.poly import Axis, Poly, Symbol, nonnegative, product
 from ..ir.program import Origin
+from ..ir.schedule import Schedule
 from ..ir.target import Target
 from .builder import Builder, Finished, Kept
-from .layout import Layout, choose_layout
+from .layout import Layout, choose_layout, scheduled_layout
 from .online import Online, find_online, sweep_online
 from .random_strips import draw_in_strips
 from .scratch import choose_kept, linear
@@ -74,8 +75,10 @@ class NestScheduler:
         target: Target,
         chunks: dict[Axis, tuple[Axis, int]] | None = None,
         adjustment: Adjustment = AS_RULED,
+        schedule: Schedule | None = None,
     ) -> None:
-        self.nest, self.target, self.adjustment = nest, target, adjustment
+        """`schedule`: how the axes run, where it is known; else the rules of the target say."""
+        self.nest, self.target, self.adjustment, self.schedule = nest, target, adjustment, schedule
         self.chunks = chunks or {}
         self.builder = Builder()
         self.grid: list[GridAxis] = []
@@ -85,7 +88,11 @@ class NestScheduler:
 
     def _choose_layout(self) -> None:
         numbered = frozenset(chunk for chunk, _ in self.chunks.values())
-        self.layout: Layout = choose_layout(self.nest, self.target, numbered)
+        self.layout: Layout = (
+            choose_layout(self.nest, self.target, numbered)
+            if self.schedule is None
+            else scheduled_layout(self.nest, self.schedule)
+        )
 
     # --- the grid ---
 
@@ -105,7 +112,7 @@ class NestScheduler:
             body=self._finished_body(),
             locals=tuple(self.builder.locals),
             origins=origins,
-            schedule=self.layout.describe(self.nest),
+            schedule=self.layout.schedule(self.nest, self.chunks),
             work=max((product(a.extent for a in d) for d in domains), key=estimate),
             raises=self.builder.raises,
         )

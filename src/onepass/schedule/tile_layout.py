@@ -7,7 +7,7 @@ vector axis in strips of `lanes`. Sizes are chosen so that each thread has a few
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.carried import Pieces, fits_whole, row_pieces
@@ -17,6 +17,7 @@ from ..analysis.nest import COLUMN_ELEMENTS, LINE_LANES, Nest, aligned_along, of
 from ..ir.expr import Load, Random, postorder
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
+from ..ir.schedule import Factor, Schedule
 from ..ir.target import Target
 from .layout import AxisOrder, access_scores
 
@@ -49,25 +50,39 @@ class TileLayout(AxisOrder):
     tiled: Axis | None = field(default=None, init=False)
     looped: Axis | None = field(default=None, init=False)
 
-    def describe(self, nest: Nest) -> str:
-        """One line for people."""
-        words = []
-        for a in nest.classes:
-            if a in self.held:
-                kind = "held"
-            elif a in self.blocks:
-                kind = f"grid x tile {self.blocks[a]}"
-            elif a in self.grid:
-                kind = "grid"
-            elif self.pieces > 1:
-                how = "held as" if self.kept else "swept by"
-                kind = "swept by 1" if a is nest.split else f"{how} {self.pieces} x {self.lanes}"
-            else:
-                kind = f"swept by {self.turns} x {self.lanes}" if self.turns > 1 else f"swept by {self.lanes}"
-            words.append(f"{a.name}[{a.extent!r}]: {kind}")
-        if nest.split is not None:
-            words.append(f"split over {nest.split.name}")
-        return "; ".join([*words, f"{self.warps} warps"])
+    def schedule(self, nest: Nest, chunks: dict[Axis, tuple[Axis, int]]) -> Schedule:
+        """The layout of a nest as data."""
+        factors = {a: self._factor(a, nest) for a in nest.classes}
+        for axis, (_, size) in chunks.items():
+            factors[axis] = replace(factors[axis], chunk=size)
+        order = tuple(self.blocks)
+        return Schedule(tuple(factors.items()), order, self.warps, self.stages, split=nest.split)
+
+    def _factor(self, axis: Axis, nest: Nest) -> Factor:
+        if axis in self.held:
+            return Factor(tile=power_above(axis.extent.constant))
+        if axis in self.grid:
+            return Factor(grid=True, tile=self.blocks.get(axis, 1))
+        if self.pieces == 1:
+            return Factor(loop=True, tile=self.lanes, turns=self.turns)
+        if axis is nest.split:
+            return Factor(loop=True)
+        return Factor(loop=not self.kept, tile=self.lanes, turns=self.pieces)
+
+
+def scheduled_tiles(nest: Nest, schedule: Schedule, pieces: bool) -> TileLayout:
+    """The layout that a schedule of a nest stands for; `pieces`: long rows are worked through in pieces."""
+    scores, strides = access_scores(nest)
+    blocks = {a: schedule.factor(a).tile for a in schedule.order}
+    inner = [(a, f) for a, f in schedule.axes if not f.grid]
+    rows = [f for a, f in inner if not (pieces and a is nest.split)]
+    held = () if pieces else tuple(a for a, f in inner if not f.loop)
+    swept = rows if pieces else [f for f in rows if f.loop]
+    lanes, turns = max(((f.tile, f.turns) for f in swept), default=(1, 1))
+    layout = TileLayout(nest.outer, scores, strides, blocks, held, lanes, schedule.warps, schedule.stages)
+    if pieces:
+        return replace(layout, pieces=turns, kept=not any(f.loop for f in rows))
+    return replace(layout, turns=turns)
 
 
 def choose_tiles(nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]]) -> TileLayout:

@@ -41,7 +41,7 @@ from .early_loads import early_loads
 from .online import carry
 from .reuse import mark_reuse
 from .sweeps import Item, NestScheduler, when
-from .tile_layout import TileLayout, choose_tiles
+from .tile_layout import TileLayout, choose_tiles, scheduled_tiles
 
 PEELED = 8  # whole blocks from which a sweep's last block, which needs masks, is worth code of its own
 PROCESSOR_THREADS = 2048  # that run at once on a processor
@@ -52,10 +52,14 @@ class TileScheduler(NestScheduler):
     """Builds one tile kernel from one nest."""
 
     layout: TileLayout  # type: ignore[assignment]
+    in_pieces = False  # rows are worked through in pieces
 
     def _choose_layout(self) -> None:
-        ruled = choose_tiles(self.nest, self.target, self.chunks)
-        self.layout = adjusted(ruled, self.nest, self.target, self.chunks, self.adjustment)
+        if self.schedule is None:
+            ruled = choose_tiles(self.nest, self.target, self.chunks)
+            self.layout = adjusted(ruled, self.nest, self.target, self.chunks, self.adjustment)
+        else:
+            self.layout = scheduled_tiles(self.nest, self.schedule, self.in_pieces)
         self.lane = Axis("lane", Poly.of(self.layout.lanes))  # every strip has the same
         self.turn = Axis("turn", Poly.of(self.layout.turns))  # the tiles of one step
         self.held: dict[Axis, Axis] = {}  # held class -> its tile axis
