@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,18 @@ from tests.oracle.corpus import corpus
 from tests.oracle.planning import compiled, without_compilers
 from tests.oracle.program import Program
 
-from onepass import pipeline
 from onepass.analysis.nest import Refusal
+from onepass.building import Building, Made
 from onepass.codegen.trial import emit_trial
-from onepass.ir.choice import FIRST, Choice
+from onepass.ir.choice import FIRST
 from onepass.ir.record import CompileRecord, KernelRecord
-from onepass.ir.source import HostProgram, KernelSource, Launch, Trial
+from onepass.ir.source import KernelSource, Launch, Trial
 from onepass.ir.target import Target
-from onepass.pipeline import PlannedGraph
+from onepass.pipeline import emit_kernels, schedule_named
 from onepass.runtime.builders import builder_for
 from onepass.runtime.device import current_chip
 from onepass.runtime.kernels import Builder, LoadedKernel, build_each
-from onepass.runtime.stopwatch import Run, Stopwatch, alone, stopwatch_for
+from onepass.runtime.stopwatch import Stopwatch, alone, stopwatch_for
 
 from .kept import Kept
 from .plots import price_plot
@@ -67,29 +67,20 @@ class Priced:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A graph as it was compiled last: its plan, which schedules its groups got, and its record."""
-
-    planned: PlannedGraph
-    choices: Mapping[str, Choice]
-    record: CompileRecord
-
-
 # --- one program ---
 
 
 @contextmanager
-def kept_plans() -> Iterator[dict[int, Compiled]]:
-    """The last plan of every graph compiled here, by the identity of its record."""
-    found: dict[int, Compiled] = {}
-    original = pipeline.compile_entry
+def kept_plans() -> Iterator[dict[int, Made]]:
+    """The plan of every graph compiled here, with the schedules of its groups, by the identity of its record."""
+    found: dict[int, Made] = {}
+    original = Building.run
 
-    def remembered(planned: PlannedGraph, record: CompileRecord, choices: Mapping[str, Choice]) -> Any:
-        found[id(record)] = Compiled(planned, dict(choices), record)
-        return original(planned, record, choices)
+    def remembered(building: Building) -> Made:
+        found[id(building.record)] = original(building)
+        return found[id(building.record)]
 
-    with mock.patch.object(pipeline, "compile_entry", remembered):
+    with mock.patch.object(Building, "run", remembered):
         yield found
 
 
@@ -100,28 +91,28 @@ def priced_program(
     with kept_plans() as plans:
         records = compiled(program, target.name, device)
     fallbacks = [record.fallback for record in records if record.fallback]
-    graphs = [plans[id(record)] for record in records if id(record) in plans]
+    graphs = [(record, plans[id(record)]) for record in records if not record.fallback]
     with alone:
-        kernels = [asdict(row) for graph in graphs for row in _priced_graph(graph, builder, stopwatch)]
+        kernels = [asdict(row) for graph in graphs for row in _priced_graph(*graph, builder, stopwatch)]
     return {"kernels": kernels, "problems": fallbacks}
 
 
-def _priced_graph(graph: Compiled, builder: Builder, stopwatch: Stopwatch) -> Iterator[Priced]:
-    planned = graph.planned
-    records = {kernel.name: kernel for kernel in graph.record.kernels}
+def _priced_graph(record: CompileRecord, made: Made, builder: Builder, stopwatch: Stopwatch) -> Iterator[Priced]:
+    planned = made.planned
+    records = {kernel.name: kernel for kernel in record.kernels}
     for name in planned.names:
-        scheduled = pipeline.schedule_named(planned, name, graph.choices.get(name, FIRST))
-        sources, numbers = pipeline.emit_kernels(planned, list(scheduled.kernels), name == next(iter(planned.names)))
+        scheduled = schedule_named(planned, name, made.choices.get(name, FIRST))
+        sources, numbers = emit_kernels(planned, list(scheduled.kernels), name == next(iter(planned.names)))
         texts = [sources[numbers[kernel]] for kernel in scheduled.kernels]
         trial = emit_trial(scheduled)
         if isinstance(trial, Refusal):
             for kernel, text in zip(scheduled.kernels, texts, strict=True):
-                yield _row(graph.record, records[kernel.name], text, problem=trial.reason)
+                yield _row(record, records[kernel.name], text, problem=trial.reason)
             continue
         built = build_each(texts, builder)
         for kernel, text, launch in zip(scheduled.kernels, texts, trial.launches, strict=True):
             time_us, problem = _measured(trial, launch, built, stopwatch)
-            yield _row(graph.record, records[kernel.name], text, trial, launch, time_us, problem)
+            yield _row(record, records[kernel.name], text, trial, launch, time_us, problem)
 
 
 def _measured(
@@ -130,9 +121,8 @@ def _measured(
     kernels = [kernel for kernel in built if isinstance(kernel, LoadedKernel)]
     if len(kernels) < len(built):
         return 0.0, "not built"
-    host = HostProgram(tuple(a.name for a in trial.stand_ins), (launch,), ())
-    race = stopwatch.race([Run(host, kernels, trial.stand_ins)], 0)
-    return (0.0, race.problem) if race.problem else (race.times_us[0], "")
+    timing = stopwatch.time(replace(trial, launches=(launch,)), kernels)
+    return timing.time_us, timing.problem
 
 
 def _row(

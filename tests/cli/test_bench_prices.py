@@ -12,9 +12,10 @@ from benchmarks import prices
 from benchmarks.kept import Kept
 from tests.oracle.planning import NoCompiler, without_compilers
 
-from onepass.ir.source import Launch
+from onepass.ir.source import Launch, Trial
 from onepass.ir.target import find_target
-from onepass.runtime.stopwatch import Race, Run
+from onepass.runtime.kernels import LoadedKernel
+from onepass.runtime.stopwatch import Timing
 
 SM_90 = find_target("sm_90")
 PROGRAMS = "count/softmax;sum(relu(2x))"
@@ -27,13 +28,13 @@ class MadeUp:
     chip = "a chip"
 
     def __init__(self, refuses: bool = False) -> None:
-        self.refuses, self.launches = refuses, []
+        self.refuses = refuses
+        self.launches: list[Launch] = []
 
-    def race(self, runs: Sequence[Run], bytes_beside: int) -> Race:
-        ((launch,),) = (run.host.instructions for run in runs)
-        assert isinstance(launch, Launch)
+    def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = 0.0) -> Timing:
+        (launch,) = trial.launches
         self.launches.append(launch)
-        return Race(problem="out of memory") if self.refuses else Race((float(launch.programs),))
+        return Timing(problem="out of memory") if self.refuses else Timing(float(launch.programs))
 
 
 @pytest.fixture
