@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOURCES := src tests tools
 
-.PHONY: help demo test test-all test-newest gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench clean
+.PHONY: help demo test test-all test-newest gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench prices clean
 
 help:
 	@echo "make demo     several real workloads: checked, explained, timed"
@@ -29,6 +29,7 @@ help:
 	@echo "make opdb     every sample of torch's operator database (resumes where it stopped)"
 	@echo "make bench    speed beside eager, Inductor, XLA and hand-written kernels, on the GPU if there is one"
 	@echo "              SET=contractions: attention and matmuls beside SDPA, flex_attention and cuBLAS, on a GPU"
+	@echo "make prices   every kernel's predicted time beside the measured one, on a GPU (RESUME=file)"
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -100,6 +101,10 @@ opdb: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --set $(SET)
+
+# From the source folder with the machine's own torch and triton, as `make gpu`.
+prices:
+	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.prices $(if $(RESUME),--resume $(RESUME))
 
 clean:
 	rm -rf $(VENV) $(NEWEST) build .pytest_cache .ruff_cache .mypy_cache

@@ -1,4 +1,4 @@
-"""Two plots of a run as SVG text: time over floor per workload, and the roofline. Both axes are logarithmic."""
+"""Plots as SVG text: time over floor per workload, the roofline, price against measurement. Axes are logarithmic."""
 
 from __future__ import annotations
 
@@ -103,6 +103,33 @@ def roofline_plot(result: dict[str, Any]) -> str:
     ]
     shapes += [_dot(across.at(x), up.at(y), s, f"{name}, {s}: {y / 1e9:.4g} GFLOP/s") for x, y, s, name in points]
     return _page(f"Roofline, {result['facts']['device']}", shapes, _HEIGHT)
+
+
+def price_plot(title: str, kernels: list[tuple[float, float, str]], near: float) -> str:
+    """Price and measured time of kernels, in us, with their program; lines where they agree and where they are near."""
+    times = [time for price, measured, _ in kernels for time in (price, measured)] or [1.0]
+    low, high = min(times) / 1.2, max(times) * 1.2
+    across, up = Axis(low, high, _SIDE, _WIDTH - _RIGHT), Axis(low, high, _HEIGHT - 50, _TOP)
+    shapes = []
+    for tick in across.ticks():
+        shapes += [
+            _line(across.at(tick), _TOP, across.at(tick), _HEIGHT - 50, "#eeeeee"),
+            _line(_SIDE, up.at(tick), _WIDTH - _RIGHT, up.at(tick), "#eeeeee"),
+            _text(across.at(tick), _HEIGHT - 32, f"{tick:g}", "middle"),
+            _text(_SIDE - 8, up.at(tick) + 4, f"{tick:g}", "end"),
+        ]
+    for factor, colour in ((1.0, "#333333"), (near, "#bbbbbb"), (1 / near, "#bbbbbb")):
+        first, last = max(low, low / factor), min(high, high / factor)
+        shapes.append(_line(across.at(first), up.at(first * factor), across.at(last), up.at(last * factor), colour))
+    for price, measured, program in kernels:
+        title_text = escape(f"{program}: {measured:.1f} us, price {price:.1f}")
+        at = f'cx="{across.at(price):.1f}" cy="{up.at(measured):.1f}"'
+        shapes.append(f'<circle {at} r="3" fill="{COLOURS["onepass"]}"><title>{title_text}</title></circle>')
+    shapes += [
+        _text(_WIDTH / 2, _HEIGHT - 10, "price, us", "middle"),
+        _text(_SIDE - 8, _TOP - 8, "measured, us", "end"),
+    ]
+    return _page(title, shapes, _HEIGHT)
 
 
 def _legend(systems: list[str], left: float) -> list[str]:

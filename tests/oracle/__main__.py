@@ -10,11 +10,13 @@ import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import onepass
 from tests.oracle.compare import Flip, answer, changed_texts, flips, read_meant, with_recorded
 from tests.oracle.corpus import corpus
 from tests.oracle.runs import TARGETS, Recording, record, recorded, update
 
 FLIPS = Path(__file__).parent / "flips.md"
+SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 
 def _report_texts(target: str, before: Recording, after: Recording) -> None:
@@ -43,6 +45,8 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = _arguments()
+    if SOURCES not in Path(onepass.__file__).resolve().parents:
+        raise SystemExit(f"{onepass.__file__} would be planned with, not {SOURCES}: set PYTHONPATH=src:.")
     after = record(arguments.targets, arguments.only, arguments.workers)
     before = {target: recorded(target) for target in after}
     found = [f for target in after for f in flips(target, before[target].decisions, after[target].decisions)]

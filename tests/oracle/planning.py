@@ -39,19 +39,19 @@ class Planned:
 
 
 class NoCompiler:
-    """A builder that keeps the keys of sources and builds nothing. No two share a build."""
+    """A builder that keeps sources by their keys and builds nothing. No two share a build."""
 
     _count = itertools.count()
 
     def __init__(self) -> None:
-        self.keys: set[str] = set()
+        self.sources: dict[str, KernelSource] = {}
         self._fingerprint = f"no compiler {next(self._count)}"
 
     def fingerprint(self) -> str:
         return self._fingerprint
 
     def build(self, source: KernelSource, output: Path) -> None:
-        self.keys.add(source.key)
+        self.sources[source.key] = source
         output.write_text(source.text)
 
     def load(self, path: Path, source: KernelSource) -> Callable[..., Any]:
@@ -84,17 +84,25 @@ def same_everywhere() -> Iterator[None]:
 
 
 def plan(program: Program, target: str) -> Planned:
-    """What becomes of a program on a target."""
+    """What becomes of a program on a target, up to the texts of its kernels."""
+    with without_compilers() as builder:
+        records = compiled(program, target)
+    return Planned(records, tuple(sorted(builder.sources)))
+
+
+def compiled(program: Program, target: str, device: str = "cpu") -> tuple[CompileRecord, ...]:
+    """The records of a program's graphs, compiled from tensors that have no memory."""
     torch.manual_seed(0)
-    with without_compilers() as builder, same_everywhere(), warnings.catch_warnings():
+    with same_everywhere(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gradients = program.train or program.recorded
         with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(gradients):
-            arguments = program.arguments()
+            with torch.device(device):
+                arguments = program.arguments()
             if program.train:
                 arguments = tuple(_with_gradient(a) for a in arguments)
             e = onepass.explain(program.function, *arguments, target=target, options=OPTIONS)
-    return Planned(tuple(e.graphs), tuple(sorted(builder.keys)))
+    return tuple(e.graphs)
 
 
 def _with_gradient(value: Any) -> Any:
