@@ -82,10 +82,9 @@ def compiled(layers: int, plain: bool) -> dict[str, tuple[list[str], CompileReco
 
 @pytest.mark.parametrize("plain", [False, True], ids=["library", "plain"])
 def test_more_layers_have_no_more_kernels(plain: bool) -> None:
-    """The first layers and the last one have other neighbours than the rest; from three on there is a rest."""
-    four, eight = ({d: len(keys) for d, (keys, _) in compiled(n, plain).items()} for n in (4, 8))
-    assert set(four) == {"forward", "backward"}
-    assert four == eight
+    two, four, eight = ({d: len(keys) for d, (keys, _) in compiled(n, plain).items()} for n in (2, 4, 8))
+    assert set(two) == {"forward", "backward"}
+    assert two == four == eight
 
 
 def test_a_plan_does_not_depend_on_hash_seeds() -> None:
