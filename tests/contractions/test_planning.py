@@ -1,4 +1,4 @@
-"""Planning of many layers takes as long as planning of one, as often."""
+"""Planning asks the questions of equal layers once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def tried(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return calls
 
 
-def test_planning_is_linear_in_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first and the last layer have other neighbours: from two on, each takes what the one before it took."""
+def test_more_layers_ask_no_more_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     two, three, five = (tried(n, monkeypatch) for n in (2, 3, 5))
-    assert five - three == 2 * (three - two) > 0
+    assert two == three == five > 0

@@ -18,10 +18,11 @@ from .merge import merge_equal
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
 SAVED_BYTES = "onepass_saved_bytes"
-# Two of the min-cut's rules of thumb guess that values used far apart, or after a long chain of fusible
-# operations, will not be fused again. Here point-wise work is recomputed inside whatever kernel reads it.
+# One of the min-cut's rules of thumb guesses that values after a long chain of fusible operations will not be fused
+# again. Here point-wise work is recomputed inside whatever kernel reads it. Its rule against recomputing values used far
+# apart stays: without it, backward would add up a residual stream again, layer by layer, from what each layer added.
 # Equal values are merged before.
-_RECOMPUTE = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False, "cse": False}
+_RECOMPUTE = {"ban_recompute_long_fusible_chains": False, "cse": False}
 
 
 def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:

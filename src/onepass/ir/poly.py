@@ -118,10 +118,7 @@ class Indirect(Atom):
 
 
 class Poly(metaclass=Interned):
-    """A canonical polynomial: sorted ((monomial, coefficient), ...), no zero coefficients.
-
-    `form` is equal for polynomials that differ only in which reductions bind their axes.
-    """
+    """A canonical polynomial: sorted ((monomial, coefficient), ...), no zero coefficients; `form` as of atoms."""
 
     __slots__ = ("__weakref__", "_axes", "_text", "form", "terms")
     form: int

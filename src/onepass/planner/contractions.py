@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from functools import lru_cache
 from typing import TypeVar
 
-from ..analysis.access import RANDOM_COST, flat_offset, load_bytes, numel, storage_bytes
+from ..analysis.access import flat_offset, numel, storage_bytes
 from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract
 from ..analysis.inline import Inliner, Memo, loaded, reductions
 from ..analysis.nest import Refusal, opened
@@ -21,13 +20,12 @@ from ..analysis.passes import visited
 from ..analysis.row_rates import UNROUNDED
 from ..analysis.single_row import ROW
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
+from ..ir.expr import Expr, Load, Reduce, postorder
 from ..ir.limits import FOLLOWERS, NO_LIMITS, OPERANDS, PRODUCTS, Limits
-from ..ir.ops import CASTS, OPS
 from ..ir.options import Options
 from ..ir.plan import Decision, Store
 from ..ir.poly import Axis, Poly, Quotient, Remainder
-from ..ir.program import Buffer, Define, Extern, Program, Statement, Update
+from ..ir.program import Buffer, Define, Extern, Program, Statement
 from ..ir.target import Target
 from .answers import Answer, Answers
 from .beside import join_beside
@@ -35,8 +33,8 @@ from .close_calls import CloseCalls, Judge, Times
 from .contraction_rows import Followers, try_rows, waits
 from .contraction_states import try_tiles
 from .library_attention import CLOSE, Offer, offered
-from .links import Links, things
 from .parts import Parts
+from .reading import MOST_MEMBERS, UNPACKED_ROWS, Reading, work_of
 from .regions import NESTED_ROWS, Effort, Region, Regions, tiles_of, waiting
 
 # Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
@@ -44,11 +42,7 @@ from .regions import NESTED_ROWS, Effort, Region, Regions, tiles_of, waiting
 LIBRARY, NESTED, ALONE, FEW, COMPUTED, JOINED = 1.0, 0.75, 0.95, 0.8, 0.65, 0.3
 ONE_ROW = 0.9  # of the bandwidth, where tiles of rows are mostly empty (seen on one H200)
 OWN = 2.0  # times its share of the bandwidth a processor has where most others wait; chosen, not measured
-UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kernel (16 rows gained, 128 lost)
-# Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
-CHEAP_COST, PLACE_COST = 4.0, 24.0
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
-MOST_MEMBERS = 48
 BETWEEN = "another step lies between its operations"
 MOST_RESULTS = 3  # of point-wise work on one product
 T = TypeVar("T")
@@ -74,7 +68,7 @@ def choose_contractions(
     return Regions(replace(program, statements=statements), tuple(chooser.regions), tuple(chooser.decisions))
 
 
-class Chooser:
+class Chooser(Reading):
     """One pass over a program's products."""
 
     def __init__(
@@ -89,34 +83,11 @@ class Chooser:
         self.target, self.close_calls, self.parts = target, CloseCalls(judge, limits.doubted), Parts(program)
         self.limits = limits
         self.offers = calls and target.attention is not None
-        self.calls: dict[Define, Extern] = {}  # what a call of the library's attention computes
         self.answers, self.memo = Answers(), Memo()
         self.efforts: dict[tuple[Contraction, int], Effort] = {}
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
-        self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
-        self.product_of: dict[Buffer, Define] = {
-            s.contraction.buffer: s.contraction for s in self.products if s.contraction is not None
-        }
-        self.readers: dict[Buffer, list[Define]] = {}
-        self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
-        self.order = {}
-        self.links = Links(program)
-        for number, s in enumerate(program.statements):
-            match s:
-                case Define():
-                    self._reads(s)
-                    self.order[s] = number
-                case Extern() if s.contraction is not None and s.contraction.buffer in self.product_of:
-                    self._reads(s.contraction)
-                    self.order[s.contraction] = number
-                case Extern():
-                    self.elsewhere |= {b for b in things((s.args, s.kwargs)) if isinstance(b, Buffer)}
-                case Update():
-                    self.elsewhere.add(s.source)
-        self.cheap: dict[Define, bool] = {}
-        self.chains: dict[Define, set[Define]] = {}
-        self._sources: dict[Define, tuple[Define, ...]] = {}
+        super().__init__(program, self.products)
         self.reaches_short = self._lead_to_short()
         self.taken: set[Define] = set()
         self.regions: list[Region] = []
@@ -143,10 +114,6 @@ class Chooser:
             node, reason = extern.origin.node, f"no matrix unit takes {next(iter(missing)).value} there"
             self.decisions.append(Decision(node, node, "product", False, reason))
         return not missing
-
-    def _reads(self, define: Define) -> None:
-        for buffer in loaded(define.value):
-            self.readers.setdefault(buffer, []).append(define)
 
     # --- a product that reads another ---
 
@@ -192,13 +159,6 @@ class Chooser:
                 stack.extend((s, False) for s in self.sources(d) if s not in depends)
         return [d for d, yes in depends.items() if yes and (chosen is not None or d.buffer in self.product_of)]
 
-    def sources(self, define: Define) -> tuple[Define, ...]:
-        """The definitions and products that a definition reads."""
-        if define not in self._sources:
-            found = (self.define_of.get(b) or self.product_of.get(b) for b in loaded(define.value))
-            self._sources[define] = tuple(d for d in found if d is not None)
-        return self._sources[define]
-
     def _lead_to_short(self) -> set[Define]:
         """What is made of a short product with no other product in between."""
         found: set[Define] = set()
@@ -238,7 +198,7 @@ class Chooser:
         for d in followers:
             if len(found) == MOST_MEMBERS:
                 break
-            fits = self._is_point_wise(d) and d not in self.taken and numel(d.axes) == size
+            fits = self.is_point_wise(d) and d not in self.taken and numel(d.axes) == size
             if fits and not waits(self, d, made):
                 found[d] = None
                 made.add(d.buffer)
@@ -251,7 +211,7 @@ class Chooser:
 
     def _part_size(self, last: Define) -> int:
         """How many positions the readers of a result have that read each of its elements once at most; 0: others."""
-        readers = self._readers(last)
+        readers = self.readers_of(last)
         sizes = {numel(d.axes) for d in readers}
         if last.buffer in self.elsewhere or len(sizes) != 1 or (size := sizes.pop()) >= numel(last.axes):
             return 0
@@ -294,7 +254,7 @@ class Chooser:
         result = tail[-1] if tail else last
         assert result is not None
         most = max(most, storage_bytes(result.buffer))
-        waiting = [d for m in members for d in self._neighbours(m)]
+        waiting = [d for m in sorted(members, key=self.order.__getitem__) for d in self._neighbours(m)]
         while waiting and len(members) <= MOST_MEMBERS:
             d = waiting.pop()
             if d in members or d in self.taken:
@@ -314,10 +274,6 @@ class Chooser:
             return ()
         return tuple(sorted(members, key=self.order.__getitem__))
 
-    def only_for(self, define: Define, group: set[Define]) -> bool:
-        readers = self._readers(define)
-        return define.buffer not in self.elsewhere and bool(readers) and readers <= group
-
     def _aside(self, define: Define, members: set[Define], most: int) -> bool:
         """Whether others want what members make, and it can be stored beside a result of `most` bytes."""
         sources = self.sources(define)
@@ -326,14 +282,6 @@ class Chooser:
         if any(storage_bytes(s.buffer) > most for s in sources):
             return True
         return storage_bytes(define.buffer) <= most and not reductions([define.value])
-
-    def _readers(self, define: Define) -> set[Define]:
-        return set(self.readers.get(define.buffer, ()))
-
-    def stored(self, members: Iterable[Define]) -> list[Define]:
-        """Members that others want."""
-        own = set(members)
-        return [d for d in members if d.buffer in self.elsewhere or not self._readers(d) or self._readers(d) - own]
 
     def _neighbours(self, define: Define) -> list[Define]:
         return [*self.sources(define), *self.readers.get(define.buffer, ())]
@@ -443,7 +391,7 @@ class Chooser:
     def _done_anyway(self, members: tuple[Define, ...], kind: str) -> float:
         """Of the time without a kernel of the product: what the kernels that read its results do in passing."""
         own, ends = set(members), self.stored(members)
-        outside = {d: self._readers(d) - own for d in ends}
+        outside = {d: self.readers_of(d) - own for d in ends}
         passed = [d for d in ends if any(r.buffer not in self.product_of for r in outside[d])]
         if kind != "product" or not passed or all(d.buffer in self.product_of for d in ends):
             return 0.0
@@ -460,76 +408,23 @@ class Chooser:
         found: dict[Define, None] = {}
         computes = self.given_up(members) < OPERANDS
         for d, reader in {s: m for m in members for s in self.sources(m)}.items():
-            if not computes and self._is_operand(d, own) and self.memory(d):
+            if not computes and self.is_operand(d, own) and self.memory(d):
                 continue
             made = d in own or (d in self.taken and bool(self.memory(d)))  # by another kernel, beside its products
-            wanted = self._is_point_wise(d) and (self._is_cheap(d) or self._is_unpacked_once(d, reader))
+            wanted = self.is_point_wise(d) and (self.is_cheap(d) or self.is_unpacked_once(d, reader))
             if not made and wanted:
-                found |= dict.fromkeys(self._chain(d) - own)
+                found |= dict.fromkeys(c for c in self.chain(d) if c not in own)
         return tuple(sorted(found, key=self.order.__getitem__))
 
     def given_up(self, members: Iterable[Define]) -> int:
         """What a kernel of some products must do without (`Limits`)."""
         return self.limits.given_up(d for d in members if d.buffer in self.product_of)
 
-    def _is_operand(self, define: Define, members: set[Define]) -> bool:
-        return any(r in members and r.buffer in self.product_of for r in self.readers.get(define.buffer, ()))
-
-    def _is_point_wise(self, define: Define) -> bool:
-        made = define.buffer in self.product_of or define in self.calls
-        return not made and not reductions([define.value])
-
-    def _chain(self, define: Define) -> set[Define]:
-        """A point-wise value and those it is made of, back to what must be read."""
-        if define not in self.chains:
-            chain, stack = {define}, [define]
-            while stack and len(chain) <= MOST_MEMBERS:
-                fresh = [d for d in self.sources(stack.pop()) if d not in chain and self._is_point_wise(d)]
-                chain.update(fresh)
-                stack.extend(fresh)
-            self.chains[define] = chain
-        return self.chains[define]
-
-    def memory(self, define: Define) -> set[Load]:
-        """What a point-wise value reads, with all it is made of."""
-        chain = self._chain(define)
-        made = {d.buffer for d in chain}
-        return {e for d in chain for e in postorder([d.value]) if isinstance(e, Load) and e.buffer not in made}
-
-    def _is_cheap(self, define: Define) -> bool:
-        """Whether computing it from memory, or from positions alone, for every step beats reading it."""
-        if define not in self.cheap:
-            chain, shape = self._chain(define), define.buffer.shape
-            points = max(1, numel(define.axes))
-            cost = sum(_cost(d.value) * min(1.0, numel(d.axes) / points) for d in chain)
-            moved, own = sum(load_bytes(e) for e in self.memory(define)), storage_bytes(define.buffer)
-            row = len(shape) < 2 or any(n.constant == 1 for n in shape[-2:])
-            most, wider = (PLACE_COST if row or 16 * moved <= own else CHEAP_COST), 8 if row else 2
-            self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
-        return self.cheap[define]
-
-    def _is_unpacked_once(self, define: Define, product: Define) -> bool:
-        """Whether one tile of a product computes it, from memory that holds much less: packed weights."""
-        packed = product.buffer in self.product_of and self._is_packed(define)
-        return packed and self._beside(define, product) <= UNPACKED_ROWS
-
-    def _is_packed(self, define: Define) -> bool:
-        """Whether it is at least twice as large as what it is made of, with an eighth for scales beside that."""
-        read, own = [load_bytes(e) for e in self.memory(define)], storage_bytes(define.buffer)
-        small = 2 * max(read, default=0) <= own and 8 * sum(read) <= 5 * own
-        return small and len(self._chain(define)) <= MOST_MEMBERS
-
-    def _beside(self, define: Define, product: Define) -> int:
-        """Positions of a product along which what it reads does not vary."""
-        loads = [e for e in postorder([product.value]) if isinstance(e, Load) and e.buffer is define.buffer]
-        along = {a for e in loads for a in e.axes}
-        return numel([a for a in product.axes if a not in along])
-
     def _note_packed(self, product: Define) -> None:
         """Say of a product why weights are unpacked before it."""
         for d in self.sources(product):
-            if self._is_point_wise(d) and not self._is_cheap(d) and self._is_packed(d):
-                tiles = -(-self._beside(d, product) // UNPACKED_ROWS)
+            if self.is_point_wise(d) and not self.is_cheap(d) and self.is_packed(d):
+                tiles = -(-self.positions_beside(d, product) // UNPACKED_ROWS)
                 reason = f"each of {tiles} tiles would compute {d.origin.node} again"
                 self.decisions.append(Decision(d.origin.node, product.origin.node, "product", False, reason))
 
@@ -557,7 +452,7 @@ class Chooser:
         rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
         if not c.inner and self._joins_matrix(c, values, units):
             rate = min(rate, JOINED)
-        work = sum(_work(e) * numel(e.axes) for e in postorder(values) if e not in units)
+        work = sum(work_of(e) * numel(e.axes) for e in postorder(values) if e not in units)
         reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
         moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
         if not self.target.rounded_products and any(operands(r)[0].dtype is DType.F32 for r in found):  # type: ignore[index]
@@ -627,13 +522,3 @@ def _is_plain(side: Expr, product: Reduce) -> bool:
     if any(isinstance(a, Quotient | Remainder) for a in offset.atoms()):
         return False
     return side.dtype.bytes > 1 or offset.coefficient(product.over[0]) is Poly.ONE
-
-
-@lru_cache(maxsize=8192)
-def _cost(value: Expr) -> float:
-    """Work of one element; conversions to compute in float32 and back cancel where values are put together."""
-    return sum(_work(e) for e in postorder([value]) if not (isinstance(e, Pointwise) and e.op in CASTS))
-
-
-def _work(e: Expr) -> float:
-    return OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST if isinstance(e, Random) else 0.0

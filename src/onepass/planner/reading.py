@@ -1,0 +1,137 @@
+"""Who reads what in a program, and which values are cheap enough to be computed where they are read.
+
+Products are those of its matrix products that a kernel could compute; all other definitions are point-wise or reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from ..analysis.access import RANDOM_COST, load_bytes, numel, storage_bytes
+from ..analysis.inline import loaded, reductions
+from ..ir.expr import Expr, Load, Pointwise, Random, postorder
+from ..ir.ops import CASTS, OPS
+from ..ir.program import Buffer, Define, Extern, Program, Update
+from .links import Links, things
+
+MOST_MEMBERS = 48
+UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kernel (16 rows gained, 128 lost)
+# Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
+CHEAP_COST, PLACE_COST = 4.0, 24.0
+
+
+class Reading:
+    """The definitions and products of one program, by what they read and who reads them."""
+
+    def __init__(self, program: Program, products: Sequence[Extern]) -> None:
+        self.calls: dict[Define, Extern] = {}  # what a call of the library's attention computes
+        self.define_of: dict[Buffer, Define] = {d.buffer: d for d in program.defines()}
+        self.product_of: dict[Buffer, Define] = {
+            s.contraction.buffer: s.contraction for s in products if s.contraction is not None
+        }
+        self.readers: dict[Buffer, list[Define]] = {}
+        self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
+        self.order = {}
+        self.links = Links(program)
+        for number, s in enumerate(program.statements):
+            match s:
+                case Define():
+                    self._reads(s)
+                    self.order[s] = number
+                case Extern() if s.contraction is not None and s.contraction.buffer in self.product_of:
+                    self._reads(s.contraction)
+                    self.order[s.contraction] = number
+                case Extern():
+                    self.elsewhere |= {b for b in things((s.args, s.kwargs)) if isinstance(b, Buffer)}
+                case Update():
+                    self.elsewhere.add(s.source)
+        self.cheap: dict[Define, bool] = {}
+        self.chains: dict[Define, dict[Define, None]] = {}
+        self._sources: dict[Define, tuple[Define, ...]] = {}
+
+    def _reads(self, define: Define) -> None:
+        for buffer in loaded(define.value):
+            self.readers.setdefault(buffer, []).append(define)
+
+    def sources(self, define: Define) -> tuple[Define, ...]:
+        """The definitions and products that a definition reads."""
+        if define not in self._sources:
+            found = (self.define_of.get(b) or self.product_of.get(b) for b in loaded(define.value))
+            self._sources[define] = tuple(d for d in found if d is not None)
+        return self._sources[define]
+
+    def only_for(self, define: Define, group: set[Define]) -> bool:
+        readers = self.readers_of(define)
+        return define.buffer not in self.elsewhere and bool(readers) and readers <= group
+
+    def readers_of(self, define: Define) -> set[Define]:
+        return set(self.readers.get(define.buffer, ()))
+
+    def stored(self, members: Iterable[Define]) -> list[Define]:
+        """Members that others want."""
+        own = set(members)
+        return [d for d in members if d.buffer in self.elsewhere or not self.readers_of(d) or self.readers_of(d) - own]
+
+    def is_operand(self, define: Define, members: set[Define]) -> bool:
+        return any(r in members and r.buffer in self.product_of for r in self.readers.get(define.buffer, ()))
+
+    def is_point_wise(self, define: Define) -> bool:
+        made = define.buffer in self.product_of or define in self.calls
+        return not made and not reductions([define.value])
+
+    def chain(self, define: Define) -> dict[Define, None]:
+        """A point-wise value and those it is made of, back to what must be read."""
+        if define not in self.chains:
+            chain, stack = {define: None}, [define]
+            while stack and len(chain) <= MOST_MEMBERS:
+                fresh = [d for d in self.sources(stack.pop()) if d not in chain and self.is_point_wise(d)]
+                chain |= dict.fromkeys(fresh)
+                stack.extend(fresh)
+            self.chains[define] = chain
+        return self.chains[define]
+
+    def memory(self, define: Define) -> set[Load]:
+        """What a point-wise value reads, with all it is made of."""
+        chain = self.chain(define)
+        made = {d.buffer for d in chain}
+        return {e for d in chain for e in postorder([d.value]) if isinstance(e, Load) and e.buffer not in made}
+
+    def is_cheap(self, define: Define) -> bool:
+        """Whether computing it from memory, or from positions alone, for every step beats reading it."""
+        if define not in self.cheap:
+            chain, shape = self.chain(define), define.buffer.shape
+            points = max(1, numel(define.axes))
+            cost = sum(_cost(d.value) * min(1.0, numel(d.axes) / points) for d in chain)
+            moved, own = sum(load_bytes(e) for e in self.memory(define)), storage_bytes(define.buffer)
+            row = len(shape) < 2 or any(n.constant == 1 for n in shape[-2:])
+            most, wider = (PLACE_COST if row or 16 * moved <= own else CHEAP_COST), 8 if row else 2
+            self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
+        return self.cheap[define]
+
+    def is_unpacked_once(self, define: Define, product: Define) -> bool:
+        """Whether one tile of a product computes it, from memory that holds much less: packed weights."""
+        packed = product.buffer in self.product_of and self.is_packed(define)
+        return packed and self.positions_beside(define, product) <= UNPACKED_ROWS
+
+    def is_packed(self, define: Define) -> bool:
+        """Whether it is at least twice as large as what it is made of, with an eighth for scales beside that."""
+        read, own = [load_bytes(e) for e in self.memory(define)], storage_bytes(define.buffer)
+        small = 2 * max(read, default=0) <= own and 8 * sum(read) <= 5 * own
+        return small and len(self.chain(define)) <= MOST_MEMBERS
+
+    def positions_beside(self, define: Define, product: Define) -> int:
+        """Positions of a product along which what it reads does not vary."""
+        loads = [e for e in postorder([product.value]) if isinstance(e, Load) and e.buffer is define.buffer]
+        along = {a for e in loads for a in e.axes}
+        return numel([a for a in product.axes if a not in along])
+
+
+@lru_cache(maxsize=8192)
+def _cost(value: Expr) -> float:
+    """Work of one element; conversions to compute in float32 and back cancel where values are put together."""
+    return sum(work_of(e) for e in postorder([value]) if not (isinstance(e, Pointwise) and e.op in CASTS))
+
+
+def work_of(e: Expr) -> float:
+    return OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST if isinstance(e, Random) else 0.0
