@@ -87,6 +87,7 @@ def test_results_and_random_values_stay_apart() -> None:
     assert names.count("aten.add.Tensor") == 2 and names.count("aten.rand_like.default") == 2
 
 
+@pytest.mark.rotating
 def test_training_does_not_import_inductor() -> None:
     """Its modules take longer to import than most programs to compile."""
     code = (

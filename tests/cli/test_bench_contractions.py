@@ -27,6 +27,7 @@ def _named(word: str) -> Workload:
     return select("cuda", word, "contractions")[0]
 
 
+@pytest.mark.rotating
 def test_a_quick_run_writes_checked_numbers(tmp_path: Path) -> None:
     arguments = ["--set", "contractions", "--quick", "--device", "cpu", "--only", "soft-cap;bias + GELU;1 query"]
     chosen = "eager,sdpa-cudnn,flex,cublas,onepass"

@@ -124,8 +124,8 @@ def test_dynamic_keys() -> None:
     assert [len(r.externs) for r in records] == [0]
 
 
-@pytest.mark.parametrize("size", [16, 128])
 @pytest.mark.rotating
+@pytest.mark.parametrize("size", [16, 128])
 def test_many_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """More states than the second kernel holds at once: it sweeps them, the maximum first."""
     monkeypatch.setattr(split, "LEAST_STEPS", 1)

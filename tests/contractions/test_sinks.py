@@ -84,7 +84,9 @@ def drawn(queries: int, keys: int, dtype: torch.dtype, factor: float = 1.0) -> l
     return [q * factor, *others]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, *(pytest.param(d, marks=pytest.mark.rotating) for d in (torch.float16, torch.float32))]
+)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_values(spelling: Spelling, dtype: torch.dtype) -> None:
     """Rows that see nothing but the sink, keys that are no multiple of a tile, and one query."""

@@ -37,6 +37,7 @@ def test_right_backend_passes() -> None:
         check_program(generate(seed), backend_callable("aot_eager"))
 
 
+@pytest.mark.rotating
 def test_a_wrong_operation_is_found_and_shrunk() -> None:
     broken = miscompiles(torch.ops.aten.sin.default, torch.ops.aten.tanh.default)
     candidates = (p for p in map(generate, range(400)) if "torch.tanh(" in p.source())

@@ -36,22 +36,36 @@ def _on_tensors(operator: Any, sample: Any) -> tuple[Callable[..., Any], list[to
     return function, [leaves[k] for k in places]
 
 
+def _lowers_completely(name: str, dtype: torch.dtype) -> None:
+    operator = OPERATORS[name]
+    torch.manual_seed(0)
+    function, tensors = _on_tensors(operator, next(iter(operator.sample_inputs("cpu", dtype))))
+    expected = function(*(x.clone() for x in tensors))
+    traced = Traced(function)
+    result = traced(*(x.clone() for x in tensors))
+    assert [e for program in traced.programs for e in program.externs()] == []
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    for ours, eager in zip(tree_flatten(result)[0], tree_flatten(expected)[0], strict=True):
+        if isinstance(eager, torch.Tensor):
+            torch.testing.assert_close(ours, eager, equal_nan=True, check_stride=True, **tolerance)
+
+
+def _types(name: str) -> list[torch.dtype]:
+    if name not in OPERATORS:
+        pytest.skip("this torch does not have it")
+    return [dtype for dtype in DTYPES if dtype in OPERATORS[name].supported_dtypes("cpu")]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_lowers_completely(name: str) -> None:
-    if name not in OPERATORS:
-        pytest.skip("this torch does not have it")
-    operator = OPERATORS[name]
-    for dtype in DTYPES:
-        if dtype not in operator.supported_dtypes("cpu"):
-            continue
-        torch.manual_seed(0)
-        function, tensors = _on_tensors(operator, next(iter(operator.sample_inputs("cpu", dtype))))
-        expected = function(*(x.clone() for x in tensors))
-        traced = Traced(function)
-        result = traced(*(x.clone() for x in tensors))
-        assert [e for program in traced.programs for e in program.externs()] == []
-        tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
-        for ours, eager in zip(tree_flatten(result)[0], tree_flatten(expected)[0], strict=True):
-            if isinstance(eager, torch.Tensor):
-                torch.testing.assert_close(ours, eager, equal_nan=True, check_stride=True, **tolerance)
+    for dtype in _types(name)[:1]:
+        _lowers_completely(name, dtype)
+
+
+@pytest.mark.rotating
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_other_types_lower_completely(name: str) -> None:
+    for dtype in _types(name)[1:]:
+        _lowers_completely(name, dtype)

@@ -81,6 +81,7 @@ def test_a_second_process_starts_no_compiler(cache: Cache, compiler: Path) -> No
     assert starts(compiler) == 2
 
 
+@pytest.mark.rotating
 def test_several_processes_build_the_same(cache: Cache) -> None:
     processes = [start_python(SECOND, str(cache.root)) for _ in range(3)]
     for process in processes:

@@ -48,6 +48,7 @@ def values(graph: PlannedGraph, entry: GraphEntry, inputs: list[torch.Tensor]) -
     return list(Executable(entry.host, kernels).call(list(inputs)))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", CASES)
 def test_neighbours_compute_the_same(name: str) -> None:
     function, shapes, kind = CASES[name]
@@ -70,6 +71,7 @@ def test_neighbours_compute_the_same(name: str) -> None:
     assert len(keys) >= 4, "too little to choose from"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", CASES)
 def test_neighbours_build(name: str) -> None:
     function, shapes, _ = CASES[name]

@@ -83,6 +83,7 @@ def test_states_that_do_not_fit_take_two_passes(dtype: torch.dtype) -> None:
     assert graph.bytes_moved <= 1.68 * graph.bytes_minimum  # both operands twice, nothing between
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("function", [layer_norm, rms_norm])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
