@@ -335,15 +335,8 @@ class TritonEmitter(Emitter):
         if s.buffer in self.numbers:
             self.define(s.var, from_word(self.numbers[s.buffer], s.buffer.dtype), None)
             return
-        dims, guards, offset = self.dims_of(s.offset), [], self.offset(s.offset)
-        if s.guard is not None:
-            guards.append(self.operand(s.guard))
-            extra = self.dims_of(s.guard)
-            if extra is not None and (dims is None or not extra <= dims):
-                offset = f"({offset} + tl.where({guards[0]}, zero, zero))"
-                dims = (dims or _NONE) | extra
-        mask = self.mask(dims, *guards)
-        arguments = [f"{self.pointers[s.buffer]} + {offset}"]
+        place, dims, mask = self.place(s.offset, s.guard)
+        arguments = [f"{self.pointers[s.buffer]} + {place}"]
         self.typed |= {s.var.name} if s.buffer in self.kernel.matrices else set()
         arguments += [f"mask={mask}, other={'0.0' if s.var.name in self.typed else 0}"] if mask is not None else []
         arguments += [f'eviction_policy="{_EVICTION[s.reuse]}"'] if s.reuse else []
@@ -351,17 +344,23 @@ class TritonEmitter(Emitter):
         self.loaded.add(s.var.name)
 
     def store(self, s: StoreElement) -> None:
-        dims, value = self.dims_of(s.offset), self.operand(s.value)
-        held = self.dims_of(s.value, s.guard)
-        offset = self.offset(s.offset)
+        value = self.operand(s.value)
+        place, _, mask = self.place(s.offset, s.guard, self.dims_of(s.value, s.guard))
+        self.line(f"tl.store({self.pointers[s.buffer]} + {place}, {value}{f', mask={mask}' if mask else ''})")
+
+    def place(
+        self, offset: Poly, guard: Operand | None, held: frozenset[str] | None = None
+    ) -> tuple[str, frozenset[str] | None, str | None]:
+        """An offset with the lanes of its guard, the axes it varies over, and which lanes count. `held`: the axes of
+        a value that is a tile, even if of one lane: so is its place."""
+        dims, text = self.dims_of(offset), self.offset(offset)
         if dims is None and held is not None:
-            offset, dims = f"({offset} + zero)", _NONE
-        conditions = [self.operand(s.guard)] if s.guard is not None else []
-        extra = self.dims_of(s.guard)
+            text, dims = f"({text} + zero)", _NONE
+        conditions = [self.operand(guard)] if guard is not None else []
+        extra = self.dims_of(guard)
         if extra is not None and (dims is None or not extra <= dims):
-            offset, dims = f"({offset} + tl.where({conditions[0]}, zero, zero))", (dims or _NONE) | extra
-        mask = self.mask(dims, *conditions)
-        self.line(f"tl.store({self.pointers[s.buffer]} + {offset}, {value}{f', mask={mask}' if mask else ''})")
+            text, dims = f"({text} + tl.where({conditions[0]}, zero, zero))", (dims or _NONE) | extra
+        return text, dims, self.mask(dims, *conditions)
 
     def random(self, s: RandomWord) -> None:
         seed, dims = self.operand(s.seed), self.dims_of(s.index)
