@@ -22,17 +22,15 @@ DOCSTRING_LINES = 12
 COMPLEX_FUNCTIONS = 1  # with `noqa: C901`; the aim is none
 # Functions longer than FUNCTION_LINES, and how long they may be. The list may only shrink.
 LONG_FUNCTIONS = {
-    "ir/verify_kernel.py: _verify_statement": 79,
+    "ir/verify_kernel.py: _verify_statement": 75,
     "schedule/tile_layout.py: choose_tiles": 76,
 }
 # Modules that import each other, imports for type checking and inside functions counted. The list may only shrink.
 CYCLES = (
-    {"codegen.triton", "codegen.triton_compare", "codegen.triton_products"},
     {"explain.explanation", "explain.html", "explain.text"},
     {"ir.expr", "ir.poly", "ir.printer", "ir.program"},
     {"planner.contraction_rows", "planner.contraction_states", "planner.contractions"},
     {"planner.plan", "planner.recompute"},
-    {"runtime.builders", "runtime.triton_kernels"},
     {"schedule.online", "schedule.scratch", "schedule.sweeps"},
 )
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onepass"
