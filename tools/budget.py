@@ -27,12 +27,10 @@ LONG_FUNCTIONS = {
 }
 # Modules that import each other, imports for type checking and inside functions counted. The list may only shrink.
 CYCLES = (
-    {"codegen.triton", "codegen.triton_products"},
     {"explain.explanation", "explain.html", "explain.text"},
     {"ir.expr", "ir.poly", "ir.printer", "ir.program"},
     {"planner.contraction_rows", "planner.contraction_states", "planner.contractions"},
     {"planner.plan", "planner.recompute"},
-    {"runtime.builders", "runtime.triton_kernels"},
     {"schedule.online", "schedule.scratch", "schedule.sweeps"},
 )
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onepass"

@@ -55,19 +55,16 @@ class _Emitter(Emitter):
 
     def unit(self) -> str:
         """Everything but the header comment."""
-        parameters = [f"{c_type(b.dtype)} *{n}" for b, n in self.pointers.items()]
-        parameters = [
-            p if b in self.kernel.writes else f"const {p}" for p, b in zip(parameters, self.pointers, strict=True)
-        ]
+        constant = {b: "" if b in self.kernel.writes else "const " for b in self.pointers}
+        parameters = [f"{constant[b]}{c_type(b.dtype)} *{n}" for b, n in self.pointers.items()]
         sizes = [f"int64_t {n}" for n in self.sizes.values()]
         stores = [x for x in walk(self.kernel.body) if isinstance(x, StoreElement) and x.staged is not None]
         streamed = list(dict.fromkeys(self.pointers[x.buffer] for x in stores))
         flags = [f"int {name}_touched" for name in streamed]
         arguments = ", ".join((*self.pointers.values(), *self.sizes.values(), *(f"{n}_touched" for n in streamed)))
         self.line('#include "prelude.h"\n')
-        self.line(
-            f"static int programs({', '.join((*parameters, *sizes, *flags, 'int64_t first', 'int64_t last'))}) {{"
-        )
+        taken = ", ".join((*parameters, *sizes, *flags, "int64_t first", "int64_t last"))
+        self.line(f"static int programs({taken}) {{")
         self.depth += 1
         self.line("int status = 0;")
         self.line("for (int64_t program = first; program < last; ++program) {")
@@ -148,12 +145,8 @@ class _Emitter(Emitter):
     def statement(self, s: Statement) -> None:
         match s:
             case Let():
-                self.define(
-                    s.var,
-                    c_pointwise(
-                        s.op, [self.operand(a) for a in s.args], [operand_dtype(a) for a in s.args], s.var.dtype
-                    ),
-                )
+                dtypes = [operand_dtype(a) for a in s.args]
+                self.define(s.var, c_pointwise(s.op, [self.operand(a) for a in s.args], dtypes, s.var.dtype))
             case LoadElement():
                 text = f"{self.pointers[s.buffer]}[{self.poly(s.offset)}]"
                 self.define(s.var, text if s.guard is None else f"{self.operand(s.guard)} ? {text} : 0")
@@ -186,9 +179,13 @@ class _Emitter(Emitter):
             case Bind():
                 self.line(f"const int64_t {s.axis.name} = {self.poly(s.value)};")
             case When():
-                self.line(f"if ({self.operand(s.condition)}) {{")
-                self.nested(s.body)
-                self.line("}")
+                self.enclosed(f"if ({self.operand(s.condition)}) {{", s.body)
+
+    def enclosed(self, opening: str, body: tuple[Statement, ...]) -> None:
+        """A block in braces."""
+        self.line(opening)
+        self.nested(body)
+        self.line("}")
 
     def define(self, var: Var, text: str) -> None:
         self.line(f"const {_held(var.dtype)} {var.name} = {bare(text)};")
@@ -203,13 +200,10 @@ class _Emitter(Emitter):
                 self.strip(s, stop)
             case "tile":
                 self.simd(s)
-                self.line(f"for (int64_t {name} = 0; {name} < {stop}; ++{name}) {{")
-                self.nested(s.body)
-                self.line("}")
+                self.enclosed(f"for (int64_t {name} = 0; {name} < {stop}; ++{name}) {{", s.body)
             case _:
-                self.line(f"for (int64_t {name} = 0, {name}_stop = {stop}; {name} < {name}_stop; ++{name}) {{")
-                self.nested(s.body)
-                self.line("}")
+                end = f"{name}_stop"
+                self.enclosed(f"for (int64_t {name} = 0, {end} = {stop}; {name} < {end}; ++{name}) {{", s.body)
 
     def simd(self, s: Loop) -> None:
         if not s.ordered:
@@ -246,9 +240,7 @@ class _Emitter(Emitter):
         else:
             self.tiles(s, end)
         if s.prologue:
-            self.line(f"if ({at} < {end}) {{")
-            self.nested(s.prologue)
-            self.line("}")
+            self.enclosed(f"if ({at} < {end}) {{", s.prologue)
         self.line(f"for (int64_t {lane} = 0; {at} + {lane} < {end}; ++{lane}) {{")
         self.lanes(s, whole=False)
         self.line("}")

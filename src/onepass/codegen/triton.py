@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import gcd
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const, const
@@ -22,7 +20,6 @@ from ..ir.kernel import (
     Contract,
     Finish,
     Fold,
-    GridAxis,
     Kernel,
     Let,
     LoadElement,
@@ -39,22 +36,18 @@ from ..ir.kernel import (
     StoreElement,
     StoreTile,
     Tile,
-    Var,
     When,
     WriteLocal,
-    walk,
 )
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, in_range, is_far, nonnegative, product
+from ..ir.poly import Axis, Poly, in_range, is_far, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
-from .emitter import Emitter, bare, header, operand_dtype
+from .emitter import bare, header, operand_dtype
 from .scalars import COMPARISONS
 from .triton_ops import (
     MATRIX_TYPES,
-    from_word,
     identities,
     joined_words,
     signature_type,
-    triton_const,
     triton_fold,
     triton_join,
     triton_number,
@@ -62,11 +55,9 @@ from .triton_ops import (
     triton_type,
 )
 from .triton_products import contract, load_tile, share, store_tile
+from .triton_text import NO_AXES, OpenTile, TileEmitter
 
-_NONE: frozenset[str] = frozenset()
 _CHECKED = ("wrap_index", "check_index")
-_EVICTION = {"again": "evict_last", "never": "evict_first"}
-_NUMBERED = Axis | Quotient | Remainder  # what 32 bits are tried for
 
 
 def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> KernelSource:
@@ -93,31 +84,8 @@ def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> 
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """An open tile axis: its dimension, lanes, and the name of its mask if some lanes do not count."""
-
-    dim: int
-    lanes: int
-    mask: str | None
-    count: str  # how many lanes count
-
-
-class TritonEmitter(Emitter):
-    indent = "    "
-
-    def __init__(self, kernel: Kernel, overlaps: bool, describe: bool) -> None:
-        super().__init__(kernel)
-        self.overlaps = overlaps
-        self.described = [d.name for d in kernel.descriptors] if describe else []
-        self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
-        self.index = "tl.int64" if kernel.wide else "tl.int32"
-        self.tiles: dict[str, _Open] = {}
-        self.dims: dict[str, frozenset[str]] = {}  # the tile axes of every block-valued name; scalars have no entry
-        self.loaded: set[str] = set()  # names that hold zero where lanes do not count
-        self.typed: set[str] = set()  # names that have the type of the matrix unit
-        self.rank = tile_rank(kernel.body)
-        self.near = True  # whether 32 bits are enough for what is written
+class TritonEmitter(TileEmitter):
+    """The statements."""
 
     # --- the unit ---
 
@@ -152,110 +120,7 @@ class TritonEmitter(Emitter):
             left = "program"
         self.positions(axes, left)
 
-    def positions(self, axes: tuple[GridAxis, ...], left: str) -> None:
-        """The number `left` as one position per grid axis."""
-        for k in range(len(axes) - 1, -1, -1):
-            name = axes[k].axis.name
-            if k == 0:
-                self.line(f"{name} = {left}")
-                continue
-            extent = self.divisor(axes[k].extent)
-            self.line(f"program{k} = {left}")
-            self.line(f"{name} = program{k} % {extent}")
-            left = f"(program{k} // {extent})"
-
-    # --- text ---
-
-    def division(self, atom: Quotient | Remainder) -> str:
-        a, b = self.poly(atom.numerator), self.divisor(atom.denominator)
-        quotient = isinstance(atom, Quotient)
-        if nonnegative(atom.numerator) or not atom.numerator.names():
-            return f"({a} {'//' if quotient else '%'} {b})"
-        return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
-
-    def poly(self, poly: Poly) -> str:
-        """Programs, lanes and counters have 32 bits. In a kernel with far offsets they get 64 where they may need them;
-        what is put together with a size has them anyway."""
-        outer = self.near
-        alone = Poly(tuple((m, c) for m, c in poly.terms if all(isinstance(a, _NUMBERED) for a in m)))
-        self.near = not self.kernel.wide or not is_far(alone)
-        text = super().poly(poly)
-        self.near = outer
-        return text
-
-    def atom(self, atom: Atom) -> str:
-        near, text = self.near, super().atom(atom)
-        return text if near or not isinstance(atom, _NUMBERED) else f"tl.cast({bare(text)}, tl.int64)"
-
-    def offset(self, poly: Poly) -> str:
-        """What is added to a pointer. Of a far one, what all lanes share is a scalar of 64 bits."""
-        if not self.kernel.wide or self.poly_dims(poly) is None:
-            return self.poly(poly)
-        moving = Poly(tuple((m, c) for m, c in poly.terms if self.poly_dims(Poly(((m, 1),))) is not None))
-        fixed = poly - moving
-        return f"{self.shared(fixed)} + {self.poly(moving)}" if fixed.terms else self.poly(moving)
-
-    def shared(self, poly: Poly) -> str:
-        """A far scalar: 32 bits as long as they are enough, then times what its terms have in common."""
-        rest = poly - poly.offset
-        common = gcd(*(c for _, c in rest.terms))
-        place = Poly(tuple((m, c // common) for m, c in rest.terms)) if common > 1 else rest
-        if common == 1 or not is_far(poly) or is_far(place):
-            return self.poly(poly)
-        after = f" + {poly.offset}" if poly.offset else ""
-        return f"(tl.cast({bare(self.poly(place))}, tl.int64) * {common}{after})"
-
-    def poly_dims(self, poly: Poly) -> frozenset[str] | None:
-        """The tile axes an index varies over; None for a scalar."""
-        found: frozenset[str] | None = None
-        for name in poly.names():
-            if name in self.dims:
-                found = (found or _NONE) | self.dims[name]
-        return found
-
-    def dims_of(self, *operands: Operand | None) -> frozenset[str] | None:
-        """The tile axes that operands together vary over; None if all are scalars."""
-        found: frozenset[str] | None = None
-        for o in operands:
-            own = self.poly_dims(o) if isinstance(o, Poly) else self.dims.get(o.name) if isinstance(o, Var) else None
-            if own is not None:
-                found = (found or _NONE) | own
-        return found
-
-    def operand(self, value: Operand) -> str:
-        match value:
-            case Var():
-                return value.name
-            case Const():
-                return triton_const(value)
-        if not value.names():
-            return f"tl.full([], {self.poly(value)}, tl.int64)"
-        return f"tl.cast({bare(self.poly(value))}, tl.int64)"
-
-    def mask(self, dims: frozenset[str] | None, *conditions: str) -> str | None:
-        """Which lanes of these axes count, and the conditions; None where all do."""
-        masks = [t.mask for n, t in self.tiles.items() if t.mask is not None and dims is not None and n in dims]
-        found = [*masks, *conditions]
-        return " & ".join(found) if found else None
-
-    def shape(self, dims: frozenset[str]) -> list[int]:
-        """Lanes of these axes in their dimensions, 1 elsewhere."""
-        shape = [1] * self.rank
-        for name in dims:
-            shape[self.tiles[name].dim] = self.tiles[name].lanes
-        return shape
-
-    def define(self, var: Var, text: str, dims: frozenset[str] | None) -> None:
-        self.line(f"{var.name} = {text}")
-        if dims is not None:
-            self.dims[var.name] = dims
-
     # --- statements ---
-
-    def block(self, body: tuple[Statement, ...]) -> None:
-        tiles = dict(self.tiles)
-        super().block(body)
-        self.tiles = tiles  # what a block opens, it closes
 
     def statement(self, s: Statement) -> None:
         match s:
@@ -331,38 +196,6 @@ class TritonEmitter(Emitter):
         asserted = inside if mask is None else f"{inside} | (({mask}) == 0)"
         self.line(f'tl.device_assert({asserted}, "index out of range in self")')
 
-    def load(self, s: LoadElement) -> None:
-        if s.buffer in self.numbers:
-            self.define(s.var, from_word(self.numbers[s.buffer], s.buffer.dtype), None)
-            return
-        dims, guards, offset = self.dims_of(s.offset), [], self.offset(s.offset)
-        if s.guard is not None:
-            guards.append(self.operand(s.guard))
-            extra = self.dims_of(s.guard)
-            if extra is not None and (dims is None or not extra <= dims):
-                offset = f"({offset} + tl.where({guards[0]}, zero, zero))"
-                dims = (dims or _NONE) | extra
-        mask = self.mask(dims, *guards)
-        arguments = [f"{self.pointers[s.buffer]} + {offset}"]
-        self.typed |= {s.var.name} if s.buffer in self.kernel.matrices else set()
-        arguments += [f"mask={mask}, other={'0.0' if s.var.name in self.typed else 0}"] if mask is not None else []
-        arguments += [f'eviction_policy="{_EVICTION[s.reuse]}"'] if s.reuse else []
-        self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
-        self.loaded.add(s.var.name)
-
-    def store(self, s: StoreElement) -> None:
-        dims, value = self.dims_of(s.offset), self.operand(s.value)
-        held = self.dims_of(s.value, s.guard)
-        offset = self.offset(s.offset)
-        if dims is None and held is not None:
-            offset, dims = f"({offset} + zero)", _NONE
-        conditions = [self.operand(s.guard)] if s.guard is not None else []
-        extra = self.dims_of(s.guard)
-        if extra is not None and (dims is None or not extra <= dims):
-            offset, dims = f"({offset} + tl.where({conditions[0]}, zero, zero))", (dims or _NONE) | extra
-        mask = self.mask(dims, *conditions)
-        self.line(f"tl.store({self.pointers[s.buffer]} + {offset}, {value}{f', mask={mask}' if mask else ''})")
-
     def random(self, s: RandomWord) -> None:
         seed, dims = self.operand(s.seed), self.dims_of(s.index)
         if s.along is None:
@@ -402,7 +235,7 @@ class TritonEmitter(Emitter):
             fits = len(s.limits) == 1 and s.limits[0].constant is not None and s.limits[0].constant <= s.lanes
             for p in s.limits:
                 count = self.poly(p) if fits else f"min({count}, {self.poly(p)})"
-        self.tiles[name] = _Open(dim, s.lanes, mask, count)
+        self.tiles[name] = OpenTile(dim, s.lanes, mask, count)
 
     def lanes_before(self, limit: Poly, lanes: int) -> str:
         """A limit for the lanes of a tile, in 32 bits as they are."""
@@ -433,9 +266,6 @@ class TritonEmitter(Emitter):
             text = f"tl.full({shape}, {triton_number(value)}, {triton_type(local.dtype)})"
         self.line(f"{local.name} = {text}")
 
-    def parts(self, a: Accumulator) -> list[str]:
-        return [f"{a.name}_{k}" for k in range(len(a.dtypes))]
-
     def lanes_of(self, tiles: tuple[Axis, ...]) -> tuple[list[int], frozenset[str]]:
         """The shape and axes of a state for each lane of tiles; one that is not open yet is the next."""
         shape = [1] * self.rank
@@ -452,26 +282,6 @@ class TritonEmitter(Emitter):
             self.line(f"{name} = tl.full({shape}, {number}, {_held(dtype)}){narrow}")
             self.dims[name] = dims
 
-    def masked(self, value: Operand, neutral: Const, axes: tuple[Axis, ...], beside: frozenset[str] = _NONE) -> str:
-        """A value as it enters a reduction over tile axes: identity where lanes do not count, all lanes present.
-
-        `beside`: axes of the values that enter with it.
-        """
-        text, other = self.operand(value), triton_const(neutral)
-        if neutral.dtype is DType.BOOL:
-            text = f"({text} != 0).to(tl.int32)" if operand_dtype(value) is not DType.BOOL else f"{text}.to(tl.int32)"
-            other = f"tl.full([], {int(neutral.value)}, tl.int32)"
-        dims = self.dims_of(value) or _NONE
-        over = frozenset(a.name for a in axes)
-        whole = over | beside
-        mask = self.mask(over)
-        if mask is not None:
-            text = f"tl.where({mask}, {text}, {other})"
-            dims |= frozenset(n for n in over if self.tiles[n].mask is not None)
-        if not whole <= dims or self.dims_of(value) is None:
-            text = f"tl.broadcast_to({text}, {self.shape(dims | whole)})"
-        return text
-
     def entering(
         self,
         monoid: str,
@@ -485,7 +295,7 @@ class TritonEmitter(Emitter):
         short = folded and len(inputs) == 2 and isinstance(position, Poly) and in_range(position, Poly.of(1 << 31))
         if short:
             neutral[1] = const((1 << 31) - 1, DType.I32)
-        beside = self.dims_of(*inputs) or _NONE if len(inputs) > 1 else _NONE
+        beside = self.dims_of(*inputs) or NO_AXES if len(inputs) > 1 else NO_AXES
         values = [self.masked(v, n, axes, beside) for v, n in zip(inputs, neutral, strict=True)]
         return [values[0], f"{values[1]}.to(tl.int32)"] if short else values
 
@@ -534,7 +344,7 @@ class TritonEmitter(Emitter):
         return text
 
     def fold(self, s: Fold) -> None:
-        dims = (self.dims_of(*s.inputs) or _NONE) - {a.name for a in s.over}
+        dims = (self.dims_of(*s.inputs) or NO_AXES) - {a.name for a in s.over}
         names = [v.name for v in s.parts]
         if s.monoid == "welford":
             state = self.welford(s.inputs[0], s.over, names[0])
@@ -566,23 +376,6 @@ class TritonEmitter(Emitter):
             if var.dtype is DType.BOOL:
                 self.line(f"{var.name} = {var.name} != 0")
             self.dims[var.name] = dims
-
-
-def tile_rank(body: tuple[Statement, ...]) -> int:
-    """How many tile axes are open at once, at most; where they name their dimensions, how many of these."""
-    named = [s.dim for s in walk(body) if isinstance(s, Tile) and s.dim is not None]
-    return 1 + max(named) if named else _deepest(body, frozenset())
-
-
-def _deepest(body: tuple[Statement, ...], names: frozenset[str]) -> int:
-    most = len(names)
-    for s in body:
-        if isinstance(s, Tile):
-            names = names | {s.axis.name}
-        elif isinstance(s, Loop | When | Share):
-            most = max(most, _deepest(s.body, names))
-        most = max(most, len(names))
-    return most
 
 
 def _place(value: Operand) -> Poly | None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..ir.dtypes import DType
 from ..ir.kernel import Contract, LoadElement, LoadTile, Operand, Share, StoreElement, StoreTile, Var
 from ..ir.poly import Poly
 from .emitter import bare, operand_dtype
 from .triton_ops import MATRIX_TYPES, identities, triton_type
-
-if TYPE_CHECKING:
-    from .triton import TritonEmitter
-
-_NONE: frozenset[str] = frozenset()
+from .triton_text import NO_AXES, TileEmitter
 
 
-def load_tile(emitter: TritonEmitter, s: LoadTile) -> None:
+def load_tile(emitter: TileEmitter, s: LoadTile) -> None:
     """A block that hardware copies, or its elements where it is not described."""
     if s.descriptor.name not in emitter.described:
         emitter.load(LoadElement(s.var, s.descriptor.buffer, s.offset))
@@ -27,7 +21,7 @@ def load_tile(emitter: TritonEmitter, s: LoadTile) -> None:
     emitter.loaded.add(s.var.name)
 
 
-def store_tile(emitter: TritonEmitter, s: StoreTile) -> None:
+def store_tile(emitter: TileEmitter, s: StoreTile) -> None:
     """The same, to memory."""
     if s.descriptor.name not in emitter.described:
         emitter.store(StoreElement(s.descriptor.buffer, s.offset, s.value))
@@ -37,7 +31,7 @@ def store_tile(emitter: TritonEmitter, s: StoreTile) -> None:
     emitter.line(f"{s.descriptor.name}.store({at}, {value}{'.T' if s.transposed else ''})")
 
 
-def contract(emitter: TritonEmitter, s: Contract) -> None:
+def contract(emitter: TileEmitter, s: Contract) -> None:
     """The matrix unit; lanes of the summed axis that do not count are zero on both sides."""
     sides = []
     zero = identities("sum", (s.operands,))[0]
@@ -61,12 +55,12 @@ def contract(emitter: TritonEmitter, s: Contract) -> None:
     )
 
 
-def _outer(emitter: TritonEmitter, side: Operand, dim: int) -> frozenset[str]:
+def _outer(emitter: TileEmitter, side: Operand, dim: int) -> frozenset[str]:
     """The axes of a matrix that lie in one dimension."""
-    return frozenset(n for n in emitter.dims_of(side) or _NONE if emitter.tiles[n].dim == dim)
+    return frozenset(n for n in emitter.dims_of(side) or NO_AXES if emitter.tiles[n].dim == dim)
 
 
-def share(emitter: TritonEmitter, s: Share) -> None:
+def share(emitter: TileEmitter, s: Share) -> None:
     """Programs that stay come from the share before with the next number that is theirs."""
     first, end, number = emitter.poly(s.first), emitter.poly(s.end), "program"
     if emitter.kernel.resident:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from pathlib import Path
 
 from ..ir.source import KernelSource
 from ..ir.target import Target
 from .kernels import Builder, Function
-from .toolchain import PRELUDE_FOLDER, find_toolchain
+from .prelude import PRELUDE_FOLDER, prelude_digest
+from .toolchain import find_toolchain
 
 INTERPRETED = "triton-interpret"
 
@@ -38,12 +37,3 @@ class InterpretedBuilder:
         from .triton_interpret import interpreted
 
         return interpreted(source)
-
-
-@functools.cache
-def prelude_digest() -> str:
-    """Changes with what generated Triton calls, and with how machine code is made of it."""
-    called = [PRELUDE_FOLDER / f"triton_{name}.py" for name in ("prelude", "hardware", "nvidia")]
-    made_by = [Path(__file__).with_name(f"{name}.py") for name in ("triton_kernels", "triton_private", "assembler")]
-    files = (*called, *made_by)
-    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()

@@ -37,8 +37,6 @@ _COMMON_FLAGS = (
     "-fno-strict-aliasing", "-fno-semantic-interposition", "-w",
 )  # fmt: skip
 
-PRELUDE_FOLDER = Path(__file__).parents[1] / "codegen"  # what generated C includes
-
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:

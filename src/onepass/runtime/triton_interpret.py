@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..ir.source import KernelSource
-from .toolchain import PRELUDE_FOLDER
+from .prelude import PRELUDE_FOLDER
 from .triton_private import Interpreter
 
 

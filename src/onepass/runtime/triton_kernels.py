@@ -24,12 +24,12 @@ from ..errors import KernelBuildError
 from ..ir.source import MULTIPLE, KernelSource
 from ..ir.target import Target
 from .assembler import adds_wrongly, given_up, registers_and_stack, repaired
-from .builders import prelude_digest
 from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
 from .driver import driver
 from .kernels import build_kernels
 from .launcher import launcher
+from .prelude import prelude_digest
 from .scratch import scratch_folder
 from .triton_private import Staged, find_assembler, gpu_target, run_stages, triton_version
 

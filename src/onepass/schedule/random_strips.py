@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.dtypes import DType
-from ..ir.kernel import FillRandom, Let, Local, Loop, RandomWord, ReadLocal, Statement, Var, When
+from ..ir.kernel import FillRandom, Let, Local, Loop, RandomWord, ReadLocal, Statement, Var, rewritten
 from ..ir.poly import Axis, Poly, Symbol
 from .builder import Builder
 
@@ -18,20 +18,10 @@ LANES = 64
 
 def draw_in_strips(body: tuple[Statement, ...], builder: Builder) -> tuple[Statement, ...]:
     """The statements with every vector loop that draws consecutive words rewritten."""
-    result: list[Statement] = []
-    for s in body:
-        match s:
-            case When():
-                s = replace(s, body=draw_in_strips(s.body, builder))
-            case Loop() if s.kind == "sweep":
-                s = replace(s, body=draw_in_strips(s.body, builder))
-            case Loop():
-                s = _rewrite(s, builder)
-        result.append(s)
-    return tuple(result)
+    return rewritten(body, lambda s: _drawn(s, builder) if isinstance(s, Loop) and s.kind != "sweep" else s)
 
 
-def _rewrite(loop: Loop, builder: Builder) -> Loop:
+def _drawn(loop: Loop, builder: Builder) -> Loop:
     inside = {s.var.name for s in loop.body if isinstance(s, Let | RandomWord)}
     draws = [s for s in loop.body if isinstance(s, RandomWord) and _consecutive(s, loop.axis, inside)]
     if not draws or (loop.extent.constant is not None and loop.extent.constant < LANES):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..analysis.access import storage_bytes
 from ..ir.dtypes import DType
-from ..ir.kernel import Local, Loop, Statement, StoreElement, When
+from ..ir.kernel import Local, Loop, Statement, StoreElement, rewritten
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 from .builder import Builder
@@ -21,17 +21,7 @@ LANES = 64
 
 def stream_stores(body: tuple[Statement, ...], builder: Builder, target: Target) -> tuple[Statement, ...]:
     """The statements with large contiguous stores staged."""
-    result: list[Statement] = []
-    for s in body:
-        match s:
-            case When():
-                s = replace(s, body=stream_stores(s.body, builder, target))
-            case Loop() if s.kind == "sweep":
-                s = replace(s, body=stream_stores(s.body, builder, target))
-            case Loop():
-                s = _staged(s, builder, target)
-        result.append(s)
-    return tuple(result)
+    return rewritten(body, lambda s: _staged(s, builder, target) if isinstance(s, Loop) and s.kind != "sweep" else s)
 
 
 def _staged(loop: Loop, builder: Builder, target: Target) -> Loop:
