@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from .analysis.access import operation_cost
-from .analysis.nest import Refusal, opened
-from .analysis.unify import unify
+from .analysis.nest import Refusal
+from .analysis.price import price
 from .codegen.trial import emit_trial
-from .explain.measure import define_bytes
+from .errors import VerifyError
 from .ir.choice import FIRST, Adjustment, Choice, group_name
 from .ir.expr import Random, postorder
 from .ir.limits import Limits
@@ -33,6 +32,7 @@ from .planner.cost import SMALLEST_US, predict_us
 from .runtime.cache import Cache
 from .runtime.kernels import Builder, LoadedKernel, build_each, processors
 from .runtime.stopwatch import Stopwatch, alone
+from .schedule.group import schedule_group
 
 GAIN = 1.02  # a neighbour is taken if it is faster by more than this
 DROPPED = 1.3  # a neighbour whose first launch takes so many times the best time is not launched again
@@ -271,12 +271,15 @@ def limits_of_slow(planned: PlannedGraph, outcomes: Mapping[str, Outcome], recor
 
 def _parts_us(group: Group, target: Target) -> float:
     """What the parts of a group should take: a kernel for every result, or for every operation."""
-    alone = ([*group.stores], [Store(d.buffer, d.axes, d.value) for d in group.members])
-    return min(sum(_alone_us(s, target) for s in parts) for parts in alone)
+    each = (group.stores, [Store(d.buffer, d.axes, d.value) for d in group.members])
+    return min(sum(_alone_us(Group((s,), group.members), target) for s in stores) for stores in each)
 
 
-def _alone_us(store: Store, target: Target) -> float:
-    return predict_us(define_bytes(store), operation_cost(opened(unify([store]))), 1, target)
+def _alone_us(part: Group, target: Target) -> float:
+    try:
+        return sum(price(k, target).total_us for k in schedule_group(part, target, "part").kernels)
+    except VerifyError:  # there is no such kernel
+        return math.inf
 
 
 def _draws(group: Group) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 
@@ -36,6 +37,17 @@ CASES: dict[str, Case] = {
     "rows and columns": (lambda x: ((y := x.softmax(-1)) * 2, (y * x).sum(0)), ((600, 128),), "split"),
     "transpose": (lambda x: torch.relu(x).t().contiguous(), ((70, 130),), "grid x tile"),
 }
+PRODUCTS: dict[str, Case] = {
+    "product": (lambda x, w: F.gelu(x @ w), ((70, 48), (48, 70)), "columns by"),
+    "attention": (
+        lambda q, k, v: torch.softmax((q @ k.mT).tanh(), -1) @ v,
+        ((2, 70, 32), (2, 130, 32), (2, 130, 24)),
+        "held",
+    ),
+    "rows of products": (lambda x, w: torch.softmax(x @ w, -1), ((70, 48), (48, 50)), "inside by"),
+    "states of tiles": (lambda x, w: torch.logsumexp(x @ w, -1), ((70, 48), (48, 300)), "rows by"),
+    "side by side": (lambda x, v, w: ((x @ v).relu(), (x @ w) * 2), ((70, 48), (48, 64), (48, 32)), "columns by"),
+}
 FAR = Adjustment(warps=-2, lanes=3, block=3, chunk=-3)
 
 
@@ -49,10 +61,10 @@ def values(graph: PlannedGraph, entry: GraphEntry, inputs: list[torch.Tensor]) -
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *PRODUCTS])
 def test_neighbours_compute_the_same(name: str) -> None:
-    function, shapes, kind = CASES[name]
-    inputs = [torch.randn(s) for s in shapes]
+    function, shapes, kind = (CASES | PRODUCTS)[name]
+    inputs = [torch.randn(s) * (0.2 if name in PRODUCTS else 1) for s in shapes]
     graph = planned(function, *inputs)
     ruled = entry_of(graph, AS_RULED)
     assert any(kind in k.schedule for k in ruled.record.kernels), ruled.record.kernels[0].schedule
@@ -81,6 +93,21 @@ def test_neighbours_build(name: str) -> None:
     built = [k.function.built for k in build_kernels(list(sources.values()), builder_for(graph.target))]  # type: ignore[attr-defined]
     assert all(b.registers and b.shared <= find_target("sm_90").shared_bytes for b in built)
     assert {s.warps for s in sources.values()} > {ruled.kernels[0].warps}
+
+
+def test_neighbours_of_products_build() -> None:
+    """Each fits the chip; other loads in flight, rows and steps take more or less of its shared memory."""
+    with FakeTensorMode():
+        inputs = [torch.empty(4, 16, 1024, 128, dtype=torch.float16) for _ in range(3)]
+        graph = planned(PRODUCTS["attention"][0], *inputs, target="sm_90")
+    assert [g.products for g in graph.names.values()] == [True]
+    shared: dict[str, int] = {}
+    for adjustment in (AS_RULED, *(Adjustment(**{name: n}) for name in ("stages", "block", "lanes") for n in (1, -1))):
+        (kernel,) = build_kernels(entry_of(graph, adjustment).kernels, builder_for(graph.target))
+        shared[str(adjustment)] = kernel.function.built.shared  # type: ignore[attr-defined]
+    assert max(shared.values()) <= find_target("sm_90").shared_bytes
+    ruled = shared.pop(str(AS_RULED))
+    assert all((n > ruled) == ("+" in change or "x" in change) for change, n in shared.items()), (ruled, shared)
 
 
 def test_a_program_has_at_most_1024_threads_and_at_least_one_warp() -> None:

@@ -12,7 +12,7 @@ from ..analysis.price import price
 from ..analysis.unify import unify
 from ..ir.expr import Expr, Load, postorder
 from ..ir.kernel import Kernel, ScheduledGroup
-from ..ir.plan import FusionPlan, Group, Store
+from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
 from ..ir.program import Buffer, Define, Extern, Program, Update, View
 from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
@@ -49,7 +49,7 @@ def measure(
     copied = sum(2 * storage_bytes(target_) for target_, _ in plan.copies)
     record.bytes_moved = sum(k.bytes_read + k.bytes_written for k in record.kernels) + in_externs + copied
     updates = [s for s in program.statements if isinstance(s, Update)]
-    record.bytes_unfused = sum(define_bytes(d) for d in program.defines()) + in_externs
+    record.bytes_unfused = sum(_define_bytes(d) for d in program.defines()) + in_externs
     record.bytes_unfused += sum(2 * storage_bytes(u.target) for u in updates)
     record.bytes_minimum = _minimum(program, updates)
 
@@ -94,8 +94,7 @@ def bytes_read(values: list[Expr]) -> int:
     return sum(reads.values())
 
 
-def define_bytes(define: Define | Store) -> int:
-    """Bytes that a kernel of this definition alone reads and writes."""
+def _define_bytes(define: Define) -> int:
     return bytes_read([define.value]) + storage_bytes(define.buffer)
 
 
