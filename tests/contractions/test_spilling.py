@@ -83,7 +83,7 @@ def test_operands_are_computed_before_a_kernel_that_spills(target: str, size: in
     spilled = reasons(e)
     assert len(e.kernels) == (2 if spilled else 1)  # operands of all heads; attention with its mask
     assert not spilled or (OPERANDS in spilled and "0 spills" in spilled[0])
-    assert spilled or target in ("sm_100", "gfx942")
+    assert spilled or target in ("sm_100", "gfx942") or (target, size) == ("sm_90", 192)
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
@@ -172,7 +172,7 @@ def test_others_keep_their_fusions(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {k.schedule for k in before.kernels if multiplies(k) and "[256]" not in k.schedule}
     kept |= {k.schedule for k in before.kernels if "sin" in k.name}
     assert len(kept) == 2 and kept <= {k.schedule for k in e.kernels}
-    assert len(e.kernels) == 4  # both, operands of either layer, the first one's softmax with its mask
+    assert len(e.kernels) == 5  # both, operands of each layer, the first one's softmax with its mask
 
 
 def test_plain_kernels_that_spill_leave_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ CASES: dict[str, Case] = {
     "columns": (lambda x: (x * 2).sum(0), ((600, 4096),), "swept"),
     "split": (lambda x: (x * x).sum(), ((150, 2000),), "split"),
     "split columns": (lambda x: x.amax(0), ((9000, 24),), "split"),
-    "rows and columns": (lambda x: ((y := x.softmax(-1)) * 2, (y * x).sum(0)), ((600, 128),), "split"),
+    "rows and columns": (lambda x: ((y := x.softmax(-1)) * 2, (y * x).sum(0)), ((2000, 256),), "split"),
     "transpose": (lambda x: torch.relu(x).t().contiguous(), ((70, 130),), "grid x tile"),
 }
 PRODUCTS: dict[str, Case] = {

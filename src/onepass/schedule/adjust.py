@@ -37,6 +37,8 @@ def adjusted(
     if adjustment.stages and (lanes > 1 or carrying(nest) is not None):
         stages = 0 if stages else STAGES
     changed = replace(layout, blocks=blocks, lanes=lanes, warps=warps, stages=stages)
+    if 4 * (stages - 1) * _elements(changed) > target.shared_bytes:  # loads that run ahead wait there
+        changed = replace(changed, stages=layout.stages)
     grows = _elements(changed) > _elements(layout) or warps < layout.warps
     return layout if grows and _elements(changed) > THREAD_ELEMENTS * target.warp * warps else changed
 
