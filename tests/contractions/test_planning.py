@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import onepass
+import onepass.backend
 import onepass.planner.contraction_rows as contraction_rows
 import onepass.planner.contractions as contractions
 
@@ -59,3 +60,19 @@ def tried(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_more_layers_ask_no_more_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     two, three, five = (tried(n, monkeypatch) for n in (2, 3, 5))
     assert two == three == five > 0
+
+
+def test_no_region_waits_for_itself() -> None:
+    """Both products of a chain cannot be one kernel where a sort of what the first one made is needed by the second."""
+
+    def weighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.transpose(-1, -2)
+        return torch.exp(s - torch.sort(s.amax(-1)).values[..., None]) @ v
+
+    options = {"target": "triton-interpret", "tune": "off", "cache": False}
+    inputs = [torch.randn(64, 32) * 0.1 for _ in range(3)]
+    with onepass.backend.record_compilations() as records:
+        result = torch.compile(weighted, backend="onepass", options=options)(*inputs)
+    torch.testing.assert_close(result, weighted(*inputs), rtol=1e-4, atol=1e-5)
+    assert [r.fallback for r in records] == [""]
+    assert any(d.kind == "chain" and "another step lies between" in d.reason for r in records for d in r.decisions)

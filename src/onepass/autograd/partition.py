@@ -20,8 +20,8 @@ from .torch_private import functorch_config, min_cut_rematerialization_partition
 SAVED_BYTES = "onepass_saved_bytes"
 # One of the min-cut's rules of thumb guesses that values after a long chain of fusible operations will not be fused
 # again. Here point-wise work is recomputed inside whatever kernel reads it. Its rule against recomputing values used
-# far apart stays: without it, backward would add up a residual stream again, layer by layer, from what each layer
-# added. Equal values are merged before.
+# far apart stays: without it, backward would add up a residual stream again from what each layer added.
+# Equal values are merged before.
 _RECOMPUTE = {"ban_recompute_long_fusible_chains": False, "cse": False}
 
 
