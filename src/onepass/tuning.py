@@ -271,7 +271,7 @@ def limits_of_slow(planned: PlannedGraph, outcomes: Mapping[str, Outcome], recor
 
 def _parts_us(group: Group, target: Target) -> float:
     """What the parts of a group should take: a kernel for every result, or for every operation."""
-    each = (group.stores, [Store(d.buffer, d.axes, d.value) for d in group.members])
+    each = (group.stores, [Store(d.buffer, d.dimensions, d.value) for d in group.members])
     return min(sum(_alone_us(Group((s,), group.members), target) for s in stores) for stores in each)
 
 

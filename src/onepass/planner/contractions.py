@@ -349,6 +349,7 @@ class Chooser(Reading):
             self.calls |= dict.fromkeys(offer.members, offer.extern(reason))
             self.products = [s for s in self.products if s.contraction not in self.calls]
             self.cheap.clear()
+            self.memories.clear()
             self.chains.clear()  # they end at what the library makes
         return accepted
 

@@ -48,6 +48,7 @@ class Reading:
                     self.elsewhere.add(s.source)
         self.cheap: dict[Define, bool] = {}
         self.chains: dict[Define, dict[Define, None]] = {}
+        self.memories: dict[Define, set[Load]] = {}
         self._sources: dict[Define, tuple[Define, ...]] = {}
 
     def _reads(self, define: Define) -> None:
@@ -93,9 +94,12 @@ class Reading:
 
     def memory(self, define: Define) -> set[Load]:
         """What a point-wise value reads, with all it is made of."""
-        chain = self.chain(define)
-        made = {d.buffer for d in chain}
-        return {e for d in chain for e in postorder([d.value]) if isinstance(e, Load) and e.buffer not in made}
+        if define not in self.memories:
+            chain = self.chain(define)
+            made = {d.buffer for d in chain}
+            loads = (e for d in chain for e in _loads(d.value) if e.buffer not in made)
+            self.memories[define] = set(loads)
+        return self.memories[define]
 
     def is_cheap(self, define: Define) -> bool:
         """Whether computing it from memory, or from positions alone, for every step beats reading it."""
@@ -125,6 +129,11 @@ class Reading:
         loads = [e for e in postorder([product.value]) if isinstance(e, Load) and e.buffer is define.buffer]
         along = {a for e in loads for a in e.axes}
         return numel([a for a in product.axes if a not in along])
+
+
+@lru_cache(maxsize=8192)
+def _loads(value: Expr) -> tuple[Load, ...]:
+    return tuple(e for e in postorder([value]) if isinstance(e, Load))
 
 
 @lru_cache(maxsize=8192)
