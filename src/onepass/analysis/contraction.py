@@ -122,14 +122,16 @@ def in_shared_base(nest: Nest) -> Nest:
 
 
 def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> tuple[Axis, Axis] | Refusal:
-    """Rows belong to the operand that is itself computed from products, else to the one not stored contiguously."""
+    """Rows belong to the operand that is itself computed from products, else to the one not stored contiguously; where
+    nothing is stored, to the one whose classes come first."""
     left, right = sides
     if reductions([right]) and not reductions([left]):
         left, right = right, left
     store = nest.stores[0]
     offset = flat_offset(store.buffer, store.index)
     last = next((a for a in store.domain - {ROW} if offset.coefficient(a) is Poly.ONE), None)
-    if not reductions([left]) and last in left.axes - right.axes:
+    later = _first(nest, left.axes - right.axes) > _first(nest, right.axes - left.axes)
+    if not reductions([left]) and (later if last is None else last in left.axes - right.axes):
         left, right = right, left
     own = [[a for a in one.axes - other.axes if a in store.domain] for one, other in ((left, right), (right, left))]
     if not all(own):
@@ -138,6 +140,10 @@ def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> t
     if last in own[1]:
         columns = last
     return rows, columns
+
+
+def _first(nest: Nest, axes: frozenset[Axis]) -> int:
+    return min((k for k, c in enumerate(nest.classes) if c in axes), default=len(nest.classes))
 
 
 def _obstacle(c: Contraction, tops: list[Reduce], inside: list[Reduce]) -> str | None:

@@ -122,7 +122,8 @@ class Chooser(Reading):
         last = extern.contraction
         if last is None or last in self.taken or last not in self.reaches_short:
             return
-        found = [d for d in self._between(last, None) if _is_short(d)]  # longer ones could not be computed again
+        short = (d for d in self._between(last, None) if _is_short(d))  # longer ones could not be computed again
+        found = sorted(short, key=self.order.__getitem__, reverse=True)  # the nearest first
         # All at once; where that is no kernel, what depends on one of them, the others read from memory.
         for firsts in [found, *([first] for first in found if len(found) > 1)]:
             if not firsts:
