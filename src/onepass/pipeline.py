@@ -37,7 +37,7 @@ from .planner.contractions import choose_contractions
 from .planner.plan import plan_fusion
 from .planner.regions import Regions
 from .runtime.entries import GraphEntry
-from .schedule.group import choose, schedule_group
+from .schedule.group import choose, price_group, schedule_group
 
 CHECK_LEVEL = 5  # of the debug ladder
 Call: TypeAlias = Callable[[list[Any]], Any]
@@ -81,7 +81,7 @@ def plan_graph(
         program = unroll(program)
         verify_program(program)
     with stage(record, "plan"):
-        regions = choose_contractions(program, target, options, judge, limits)
+        regions = choose_contractions(program, target, options, price_group, judge, limits)
         return plan_regions(graph, regions, target, options, limits)
 
 

@@ -185,7 +185,7 @@ class _Program:
             case Contract():
                 axes, cost = self._of([s.left, s.right]), 0.0
                 self._define(s.var, axes - set(s.summed))
-                self.products += times * self._lanes(axes)
+                self.products += times * self._lanes(axes - set(s.summed[1:]))
             case _:
                 return 0.0
         return self._operate(axes, cost, times)
@@ -336,8 +336,7 @@ def price(kernel: Kernel, target: Target) -> Time:
         program = _Program(grid, target, kernel.stages, threads)
         waits = program.block(body, 1.0)
         times.append(_time(kernel, program, waits, target))
-    (time,) = times if len(times) == 1 else [_side_by_side(times)]
-    return time
+    return times[0] if len(times) == 1 else _side_by_side(times)
 
 
 def _time(kernel: Kernel, p: _Program, waits: float, target: Target) -> Time:
@@ -378,7 +377,7 @@ def _memory(p: _Program, share: float, places: int, target: Target) -> float:
         asked = sum(a for a, _ in t.places.values())
         unique = min(asked, max(t.touched / max(1, p.count), float(storage_bytes(buffer)), 1.0))
         again = max(0.0, t.sectors - unique)
-        stays = min(unique, t.touched * active) <= CACHE_PART * target.chip_cache_bytes
+        stays = bool(p.products) or min(unique, t.touched * active) <= CACHE_PART * target.chip_cache_bytes
         scattered = sum(a * (1.0 + PAGE / run) for a, run in t.places.values()) / max(1.0, asked)
         fetched += (unique if stays else unique + again) * scattered
         cached += t.sectors if unique > NEAR_BYTES else min(t.sectors, unique * min(target.processors, p.count))
@@ -387,7 +386,16 @@ def _memory(p: _Program, share: float, places: int, target: Target) -> float:
 
 
 def _side_by_side(times: list[Time]) -> Time:
-    raise NotImplementedError
+    """Kernels that share a launch: each takes its turn on the same processors."""
+    return Time(
+        memory_us=sum(t.memory_us for t in times),
+        scalar_us=sum(t.scalar_us for t in times),
+        matrix_us=sum(t.matrix_us for t in times),
+        serial_us=sum(t.serial_us for t in times),
+        launch_us=times[0].launch_us,
+        programs=sum(t.programs for t in times),
+        resident=min(t.resident for t in times),
+    )
 
 
 def _wasted(kernel: Kernel, target: Target) -> Time:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ..analysis.access import flat_offset, numel, storage_bytes
 from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract
@@ -23,7 +23,7 @@ from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Reduce, postorder
 from ..ir.limits import FOLLOWERS, NO_LIMITS, OPERANDS, PRODUCTS, Limits
 from ..ir.options import Options
-from ..ir.plan import Decision, Store
+from ..ir.plan import Decision, Group, Store
 from ..ir.poly import Axis, Poly, Quotient, Remainder
 from ..ir.program import Buffer, Define, Extern, Program, Statement
 from ..ir.target import Target
@@ -46,15 +46,25 @@ NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 BETWEEN = "another step lies between its operations"
 MOST_RESULTS = 3  # of point-wise work on one product
 T = TypeVar("T")
+PriceOf: TypeAlias = Callable[[Group, Target], float]
 
 
 def choose_contractions(
-    program: Program, target: Target, options: Options, judge: Judge | None = None, limits: Limits = NO_LIMITS
+    program: Program,
+    target: Target,
+    options: Options,
+    price: PriceOf | None = None,
+    judge: Judge | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> Regions:
-    """Decide on every matrix product of a program. `judge`: measures close calls. `limits`: of what has spilled."""
+    """Decide on every matrix product of a program.
+
+    `price`: of the kernels that a group becomes, asked where a bound says that they may pay. `judge`: measures close
+    calls. `limits`: of what has spilled.
+    """
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = Chooser(program, target, judge, options.precision == "fused", limits)
+    chooser = Chooser(program, target, judge, options.precision == "fused", limits, price)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -78,8 +88,10 @@ class Chooser(Reading):
         judge: Judge | None = None,
         calls: bool = True,
         limits: Limits = NO_LIMITS,
+        price: PriceOf | None = None,
     ) -> None:
         """`judge` measures close calls. `calls`: attention may be the library's, which rounds where it likes."""
+        self.price = price
         self.target, self.close_calls, self.parts = target, CloseCalls(judge, limits.doubted), Parts(program)
         self.limits = limits
         self.offers = calls and target.attention is not None
@@ -324,7 +336,12 @@ class Chooser(Reading):
         return self.answer(region, self.settle(decision, Times(together, apart, spared), region))
 
     def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...] = ()) -> Decision:
-        """The decision on a region as measuring has it, if it is close. `apart`: the kernels without this region."""
+        """The decision on a region as its kernels are priced, or measured where it is close.
+
+        `apart`: the kernels without this region.
+        """
+        if decision.accepted and self.price is not None:
+            decision, times = self._priced(decision, times, region)
 
         def question() -> tuple[Regions, Regions]:
             wanted = [d.buffer for d in self.stored(region.members)]
@@ -332,6 +349,23 @@ class Chooser(Reading):
             return self.parts.both_ways(region, apart, wanted, given)
 
         return self.close_calls.settle(decision, times, question)
+
+    def _priced(self, decision: Decision, times: Times, region: Region) -> tuple[Decision, Times]:
+        """The same where the kernels that would run take longer than the bound that accepted them."""
+        price, target = self.price, self.target
+        assert price is not None
+
+        def kernels(stores: list[Store]) -> float:
+            return price(Group(tuple(stores), region.members, True, region.beside, region.tiled), target)
+
+        built_us = self.ask(("price", region.beside, region.tiled), region.members, region.again, kernels).value
+        if built_us <= times.together_us:
+            return decision, times
+        times = replace(times, together_us=built_us)
+        one, other = times.ways
+        reason = f"predicted {built_us:.1f} us {one}, {times.apart_us:.1f} us {other}"
+        saved = times.apart_us - built_us
+        return replace(decision, accepted=saved > 0, reason=reason, saved_us=saved), times
 
     def _call(self, offer: Offer, members: tuple[Define, ...], own: float, apart: float, first: str, last: str) -> bool:
         """The library's attention in the place of a kernel, where it is faster by more than a little."""

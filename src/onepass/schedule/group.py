@@ -111,6 +111,11 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float) -> Chosen |
     return best
 
 
+def price_group(group: Group, target: Target) -> float:
+    """What the kernels of a group take, in microseconds."""
+    return total_us(price(k, target) for k in schedule_group(group, target, "k").kernels)
+
+
 def build(
     nest: Nest,
     target: Target,
