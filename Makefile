@@ -88,7 +88,7 @@ check: $(STAMP)
 	$(BIN)/python tools/budget.py
 
 golden: $(STAMP)
-	$(BIN)/python -m pytest -q --update-golden tests/golden tests/docs
+	$(BIN)/python -m pytest -q --update-golden tests/golden tests/docs tests/tiles/test_builds.py
 
 oracle: $(STAMP)
 	PYTHONPATH=src:. $(BIN)/python -m tests.oracle --workers $(WORKERS) --only "$(ONLY)" $(if $(UPDATE),--update)

@@ -6,7 +6,7 @@ the same monoid and computes what depends on the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
@@ -99,8 +99,8 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float) -> Chosen |
     if isinstance(found, Refusal):
         return found
     best: Chosen | None = None
-    for way, nest in enumerate(found):
-        built = build(nest, target, "k", ())
+    for way, nest, each in _candidates(found, target):
+        built = build(nest, target, "k", (), each=each)
         schedule = replace(built.kernels[0].schedule, way=way)
         chosen = Chosen(schedule, tuple(price(k, target) for k in built.kernels))
         if best is None or total_us(chosen.times) < total_us(best.times):
@@ -109,6 +109,20 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float) -> Chosen |
             break
     assert best is not None
     return best
+
+
+def _candidates(found: list[Nest], target: Target) -> Iterator[tuple[int, Nest, bool]]:
+    """Ways to number programs; of a split over rows, too, a program for each row."""
+    for way, nest in enumerate(found):
+        yield way, nest, False
+        inner = [c for c in nest.classes if c not in nest.outer and c is not nest.split]
+        if nest.split is not None and inner and target.warp and not any(map(nest.carried, _ends(nest, nest.split))):
+            yield way, nest, True
+
+
+def _ends(nest: Nest, axis: Axis) -> list[Reduce]:
+    """The reductions that a split over a class leaves unfinished."""
+    return [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
 
 
 def price_group(group: Group, target: Target) -> float:
@@ -123,12 +137,16 @@ def build(
     origins: tuple[Origin, ...],
     adjustment: Adjustment = AS_RULED,
     schedule: Schedule | None = None,
+    each: bool = False,
 ) -> ScheduledGroup:
-    """The kernels of a nest. `schedule`: of the first of them; else the rules of the target say, adjusted."""
+    """The kernels of a nest. `schedule`: of the first of them; else the rules of the target say, adjusted.
+
+    `each`: every position of a split has a program.
+    """
     if nest.split is None:
         scheduler = _scheduler(nest, target)(nest, target, None, adjustment, schedule)
         return ScheduledGroup((scheduler.build(name, origins),))
-    return _split(nest, nest.split, origins, target, name, adjustment, schedule)
+    return _split(nest, nest.split, origins, target, name, adjustment, schedule, each)
 
 
 def _scheduler(nest: Nest, target: Target) -> type[NestScheduler]:
@@ -145,11 +163,14 @@ def _split(
     name: str,
     adjustment: Adjustment,
     schedule: Schedule | None,
+    each: bool,
 ) -> ScheduledGroup:
-    ends = [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
+    ends = _ends(nest, axis)
     outer, device = nest.outer, nest.stores[0].buffer.device
     if schedule is not None:
         size = max(1, schedule.factor(axis).chunk)
+    elif each:
+        size = 1
     else:
         size = adjusted_chunk(_chunk_size(nest, axis, ends, target), axis, adjustment)
     alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
