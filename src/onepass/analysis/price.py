@@ -64,7 +64,8 @@ GPU_COSTS = {
     "div": 6.0,
     "rsqrt": 4.0,
 }
-GPU_MONOIDS = {"argmax": 30.0, "argmin": 30.0, "welford": 20.0, "welford_merge": 20.0}
+ACCESS_COST = 6.0  # of one instruction that loads or stores
+GPU_MONOIDS = {"argmax": 30.0, "argmin": 30.0, "welford": 12.0, "welford_merge": 16.0}
 
 
 @dataclass(slots=True)
@@ -251,10 +252,20 @@ class _Program:
         lanes, run = self._distinct(offset, axes)
         asked = self.count * times * lanes * width
         run *= width
+        if self.target.warp:
+            self.operations += times * ACCESS_COST * self._lanes(axes) * width / self._vector_bytes(offset, axes, width)
         line = SECTOR if self.target.warp else LINE
         inflated = 1.0 if run >= 4 * line else (math.ceil(run / line) * line) / run
         start = sum(c for m, c in offset.terms if not m)
         self.traffic.setdefault(buffer, _Traffic()).add(start, asked, asked * inflated, run, lanes * width * inflated)
+
+    def _vector_bytes(self, offset: Poly, axes: frozenset[Axis], width: int) -> int:
+        """Bytes that one instruction of a thread accesses: rows that begin anywhere are accessed one by one."""
+        along = next((a for a in axes if offset.coefficient(a) is Poly.ONE), None)
+        if along is None:
+            return width
+        apart = math.gcd(self.target.vector_bytes, *(c * width for m, c in offset.terms if along not in m))
+        return max(width, apart)
 
     def _distinct(self, offset: Poly, axes: frozenset[Axis]) -> tuple[float, float]:
         """Elements that one execution accesses, and how many of them lie side by side in memory."""

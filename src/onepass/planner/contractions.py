@@ -44,6 +44,7 @@ ONE_ROW = 0.9  # of the bandwidth, where tiles of rows are mostly empty (seen on
 OWN = 2.0  # times its share of the bandwidth a processor has where most others wait; chosen, not measured
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 BETWEEN = "another step lies between its operations"
+BOUND = 1.25  # times without a kernel are bounds: what a kernel is priced at may be so much above them
 MOST_RESULTS = 3  # of point-wise work on one product
 T = TypeVar("T")
 PriceOf: TypeAlias = Callable[[Group, Target], float]
@@ -364,8 +365,8 @@ class Chooser(Reading):
         times = replace(times, together_us=built_us)
         one, other = times.ways
         reason = f"predicted {built_us:.1f} us {one}, {times.apart_us:.1f} us {other}"
-        saved = times.apart_us - built_us
-        return replace(decision, accepted=saved > 0, reason=reason, saved_us=saved), times
+        accepted = built_us < BOUND * times.apart_us
+        return replace(decision, accepted=accepted, reason=reason, saved_us=times.apart_us - built_us), times
 
     def _call(self, offer: Offer, members: tuple[Define, ...], own: float, apart: float, first: str, last: str) -> bool:
         """The library's attention in the place of a kernel, where it is faster by more than a little."""
