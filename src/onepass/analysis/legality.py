@@ -1,8 +1,8 @@
 """Can a group be one kernel, and which classes does each program own?
 
-In: stores with inlined values. Out: a `Nest` or a `Refusal` with the reason. The planner asks for legality, the
-schedule builds loops from the same answer. Where the outer classes give too few programs, a reduced class is
-split: programs share it out and a second kernel finishes their partial results.
+In: stores with inlined values. Out: every legal way as a `Nest`, or a `Refusal` with the reason. Where a reduced class
+is split, programs share it out and a second kernel finishes their partial results. On a GPU the price of the built
+kernels chooses among the ways; a CPU, whose programs are threads, follows a rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .access import estimate, flat_offset, numel, tile_elements
 from .carried import cannot_carry
 from .collapse import collapse, flatten, join
 from .inline import reductions
-from .nest import Nest, Refusal, direct_reductions, swept_again
+from .nest import Nest, Refusal, direct_reductions
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
@@ -119,19 +119,15 @@ def _joined(nest: Nest) -> Nest | None:
 
 
 def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
-    """Unify axes, find the outer ones, decide on a split."""
+    """The same where a program is one thread, by rule: programs for every core twice over, else a split."""
     nest = bare(stores)
     reduces = reductions(s.value for s in nest.stores)
     if not reduces:
         return Refusal(alone) if (alone := _alone(nest, target)) is not None else nest
     if (unreadable := _unreadable(nest)) is not None:
         return Refusal(unreadable)
-    crossing = _crossing(nest)
-    work = max(numel(nest.domain_of(r)) for r in reduces)
-    work = max([work, *(numel(s.domain) for s in nest.stores)])
-    if crossing is None and target.warp:
-        crossing = _both_ways(nest, reduces, target)
-    if crossing is None and (work <= SERIAL_ELEMENTS or _enough(nest, work, target)):
+    crossing, work = _crossing(nest), _most_work(nest)
+    if crossing is None and (work <= SERIAL_ELEMENTS or numel(nest.outer) >= 2 * target.processors):
         return nest
     if crossing is not None and work <= SERIAL_ELEMENTS:
         return Refusal(crossing)
@@ -139,11 +135,7 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     if isinstance(found, Refusal) and any(len(r.over) > 1 for r in reduces):
         merged = collapse(nest)
         found = _split(merged, reductions(s.value for s in merged.stores), work, target)
-    if not isinstance(found, Refusal):
-        return found
-    if crossing is None and target.warp and numel(nest.outer) >= 2 * NARROW_COLUMNS * target.processors:
-        return nest  # what cannot be split has programs enough if each takes fewer columns
-    return Refusal(crossing) if crossing is not None else found
+    return Refusal(crossing) if isinstance(found, Refusal) and crossing is not None else found
 
 
 def _alone(nest: Nest, target: Target) -> str | None:
@@ -159,24 +151,10 @@ def _alone(nest: Nest, target: Target) -> str | None:
     return f"{programs} programs for {work} elements"
 
 
-def _enough(nest: Nest, work: int, target: Target) -> bool:
-    """Whether the outer classes give programs enough. One with many threads has a processor to itself and goes on
-    while others would be started; but where it has to read a long row again from memory, more should share it."""
-    programs = programs_of(nest, target)
-    if target.warp and programs == numel(nest.outer):
-        inner = [c for c in nest.classes if c not in nest.outer]
-        again = programs * swept_again(nest, inner[0]) if len(inner) == 1 else 0
-        if programs < 2 * target.processors and again > target.chip_cache_bytes:
-            return False
-        return 2 * programs >= target.processors or work <= SERIAL_ELEMENTS * programs
-    return programs >= 2 * target.processors
-
-
 def collapsed(nest: Nest, target: Target) -> Nest:
     """The nest with neighbouring classes merged; a split is chosen anew among the merged ones."""
     if nest.split is None:
-        merged = collapse(nest)
-        return _widened(flatten(merged, target.vector_bytes) if target.warp else merged, target)
+        return collapse(nest)
     merged = collapse(replace(nest, split=None))
     reduces = reductions(s.value for s in merged.stores)
     again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces), target)
@@ -188,7 +166,7 @@ def _widened(nest: Nest, target: Target) -> Nest:
 
     Else programs would be numbered by the classes that all have, and there may be few.
     """
-    few = target.warp and programs_of(nest, target) < WIDENED_PROGRAMS * target.processors
+    few = programs_of(nest, target) < WIDENED_PROGRAMS * target.processors
     whole = frozenset(nest.classes)
     lacking = {c for s in nest.stores for c in whole - s.domain}
     if not few or not lacking or all(s.domain != whole for s in nest.stores):
@@ -270,9 +248,7 @@ def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest
     too_few = f"{numel(nest.outer)} programs for {work} elements"
     swept = [c for c in nest.classes if any(nest.sweeps(r, c) for r in reduces)]
     roots = [r for r in reduces if r not in {x for other in reduces for x in reductions(other.inputs)}]
-    many = [c for c in swept if estimate(c.extent) >= target.processors]
-    vectors = _contiguous(nest) if target.warp and len(many) > 1 else set()  # are better swept in strips
-    swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), c in vectors, -estimate(c.extent)))
+    swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), -estimate(c.extent)))
     reason = ", and the reductions share no axis to split"
     for axis in swept:
         found = _cannot_split(nest, axis, reduces, work, target)
@@ -280,13 +256,6 @@ def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest
             return replace(nest, split=axis)
         reason = reason if axis is not swept[0] else found
     return Refusal(too_few + reason)
-
-
-def _contiguous(nest: Nest) -> set[Axis]:
-    """The classes along which something is read element by element."""
-    loads = [e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
-    offsets = [(flat_offset(e.buffer, e.index), e.axes) for e in loads]
-    return {nest.bound.get(a, a) for offset, axes in offsets for a in axes if offset.coefficient(a) is Poly.ONE}
 
 
 def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, target: Target) -> str | None:

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rewrite
 from ..ir.poly import Axis, Poly, in_range
 from ..ir.program import Buffer
-from ..ir.target import Target
-from .access import estimate, flat_offset, numel
+from .access import flat_offset
 from .inline import reductions
 
 COLUMN_ELEMENTS = 8192  # of a tile whose rows lie side by side in memory
 LINE_LANES = 32  # the least of a contiguous axis: narrower tiles share cache lines
-ROWS_AT_ONCE = 64  # of a processor, where rows lie across memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +113,6 @@ def aligned_along(nest: Nest, vector: Axis, vector_bytes: int) -> bool:
 def provable(buffer: Buffer, index: tuple[Poly, ...]) -> bool:
     """Every position is inside the buffer for all values of the axes."""
     return all(in_range(p, size) for p, size in zip(index, buffer.shape, strict=True))
-
-
-def across_again(nest: Nest, target: Target) -> int:
-    """Bytes of rows that lie across memory and are swept again after no cache of the chip can still have them."""
-    inner = [c for c in nest.classes if c not in nest.outer]
-    if not target.warp or not nest.outer or len(inner) != 1 or nest.split is not None:
-        return 0
-    row, rows = swept_again(nest, inner[0]), numel(nest.outer)
-    at_once = min(rows, target.processors * ROWS_AT_ONCE) * row
-    if at_once <= target.chip_cache_bytes or LINE_LANES * estimate(inner[0].extent) <= COLUMN_ELEMENTS:
-        return 0
-    loads = (e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load))
-    steps = [{nest.bound.get(a, a): flat_offset(e.buffer, e.index).coefficient(a) for a in e.axes} for e in loads]
-    lies_across = any(inner[0] in s and any(s.get(a) is Poly.ONE for a in nest.outer) for s in steps)
-    return row * rows if lies_across else 0
 
 
 def swept_again(nest: Nest, vector: Axis) -> int:

@@ -11,20 +11,18 @@ from dataclasses import replace
 from math import ceil, inf, prod
 from typing import TYPE_CHECKING
 
-from ..analysis.access import estimate, numel, storage_bytes, tile_elements
+from ..analysis.access import estimate, numel, storage_bytes
 from ..analysis.inline import loaded, reductions
-from ..analysis.legality import analyse, programs_of
-from ..analysis.nest import Nest, Refusal, across_again, swept_again
+from ..analysis.nest import Refusal
 from ..analysis.tile_states import TileContraction, contract_tiles
 from ..ir.expr import Reduce, postorder
 from ..ir.limits import FOLLOWERS
 from ..ir.monoids import MONOIDS
-from ..ir.plan import Decision, Store
+from ..ir.plan import Decision, Group, Store
 from ..ir.program import Buffer, Define, Extern
-from ..ir.target import Target
 from .close_calls import Times
 from .contraction_rows import MOST_MEMBERS, Followers, joined, library_and_one, row_time, scalar_work, waits
-from .cost import nest_cost, predict_us
+from .cost import predict_us
 from .regions import TILE, Region, tiles_of
 
 if TYPE_CHECKING:
@@ -176,23 +174,8 @@ def _stored_tail(chooser: Chooser, members: tuple[Define, ...], large: tuple[Def
 
 def _kernel_us(chooser: Chooser, defines: list[Define]) -> float:
     """Predicted time of one kernel; without end where there is none."""
-    target = chooser.target
 
-    def price(stores: list[Store]) -> float:
-        nest = analyse(stores, target)
-        if isinstance(nest, Refusal):
-            return inf
-        twice = 0 if across_again(nest, target) else _read_twice(nest, target)  # the model counts the former itself
-        return nest_cost(nest, target).time_us + twice / target.memory_bytes_per_us
+    def kernel(stores: list[Store]) -> float:
+        return chooser.price(Group(tuple(stores), tuple(defines)), chooser.target)
 
-    return chooser.ask("kernel", tuple(defines), (), price).value
-
-
-def _read_twice(nest: Nest, target: Target) -> int:
-    """Bytes that come from memory before and after a reduction: too many for registers, and for the chip's cache."""
-    inner = [c for c in nest.classes if c not in nest.outer]
-    if len(inner) != 1 or tile_elements(inner) <= target.held_elements:
-        return 0
-    row, rows = swept_again(nest, inner[0]), numel(nest.outer)
-    at_once = row * rows // max(1, programs_of(nest, target)) * target.processors
-    return row * rows if at_once > target.chip_cache_bytes else 0
+    return chooser.ask("kernel", tuple(defines), (), kernel).value

@@ -54,7 +54,7 @@ def choose_contractions(
     program: Program,
     target: Target,
     options: Options,
-    price: PriceOf | None = None,
+    price: PriceOf,
     judge: Judge | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Regions:
@@ -65,7 +65,7 @@ def choose_contractions(
     """
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = Chooser(program, target, judge, options.precision == "fused", limits, price)
+    chooser = Chooser(program, target, price, judge, options.precision == "fused", limits)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -86,10 +86,10 @@ class Chooser(Reading):
         self,
         program: Program,
         target: Target,
+        price: PriceOf,
         judge: Judge | None = None,
         calls: bool = True,
         limits: Limits = NO_LIMITS,
-        price: PriceOf | None = None,
     ) -> None:
         """`judge` measures close calls. `calls`: attention may be the library's, which rounds where it likes."""
         self.price = price
@@ -341,7 +341,7 @@ class Chooser(Reading):
 
         `apart`: the kernels without this region.
         """
-        if decision.accepted and self.price is not None:
+        if decision.accepted:
             decision, times = self._priced(decision, times, region)
 
         def question() -> tuple[Regions, Regions]:
@@ -353,11 +353,10 @@ class Chooser(Reading):
 
     def _priced(self, decision: Decision, times: Times, region: Region) -> tuple[Decision, Times]:
         """The same where the kernels that would run take longer than the bound that accepted them."""
-        price, target = self.price, self.target
-        assert price is not None
 
         def kernels(stores: list[Store]) -> float:
-            return price(Group(tuple(stores), region.members, True, region.beside, region.tiled), target)
+            group = Group(tuple(stores), region.members, True, region.beside, region.tiled)
+            return self.price(group, self.target)
 
         built_us = self.ask(("price", region.beside, region.tiled), region.members, region.again, kernels).value
         if built_us <= times.together_us:

@@ -1,8 +1,8 @@
 """What a group costs on a target: launch + compute + memory - 0.9 * min(compute, memory).
 
-One ranking function for the whole planner. Bytes count each buffer once per kernel (first touch), rows that no
-cache keeps until they are swept again twice; a value is computed at every point of its own axes and of the program's
-outer axes, once for all sweeps (dear ones are kept in scratch).
+A bound that no kernel of the group beats: on a GPU the price of a built kernel decides (`analysis/price.py`), on a CPU
+this. Bytes count each buffer once per kernel (first touch); a value is computed at every point of its own axes and of
+the program's outer axes, once for all sweeps (dear ones are kept in scratch).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..analysis.access import RANDOM_COST, estimate, flat_offset, load_bytes, storage_bytes
-from ..analysis.nest import Nest, across_again, opened
+from ..analysis.nest import Nest, opened
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, Random, Reduce, postorder
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
@@ -22,7 +22,6 @@ from ..ir.target import Target
 
 # Neighbouring positions that share what does not depend on them: those of one thread of a tile, or of one loop.
 THREAD, LOOP = 16, 512
-ACROSS = 0.5  # of the bandwidth, where a program sweeps rows that lie across memory more than once (0.37 on one H200)
 SMALLEST_US = 10.0  # predicted; what takes less is not measured: launching takes as long as running
 
 
@@ -64,8 +63,6 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     launches = 2 if nest.split is not None else 1
     buffers = len(reads) + len(nest.stores)
     moved = sum(reads.values()) + written
-    if again := across_again(nest, target):
-        moved = moved + again
     time_us = predict_us(moved, operations, launches, target)
     live = live_values(opened_values)
     return Cost(sum(reads.values()), written, operations, launches, buffers, nodes, live, time_us)

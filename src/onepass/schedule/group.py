@@ -6,6 +6,7 @@ the same monoid and computes what depends on the result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -126,8 +127,11 @@ def _ends(nest: Nest, axis: Axis) -> list[Reduce]:
 
 
 def price_group(group: Group, target: Target) -> float:
-    """What the kernels of a group take, in microseconds."""
-    return total_us(price(k, target) for k in schedule_group(group, target, "k").kernels)
+    """What the kernels of a group take, in microseconds; without end where there are none."""
+    if group.products:
+        return total_us(price(k, target) for k in schedule_group(group, target, "k").kernels)
+    chosen = choose(group.stores, target, 0.0)
+    return math.inf if isinstance(chosen, Refusal) else total_us(chosen.times)
 
 
 def build(
