@@ -224,7 +224,7 @@ def test_batch_norm_is_statistics_and_a_pass(shape: tuple[int, ...], last: bool,
     size = 4 * shape[0] * shape[1] * shape[2] * shape[3]
     if len(graph.kernels) == 1:  # a channel is a program of many threads that sweeps it twice
         (kernel,) = graph.kernels
-        assert not last and "16 warps" in kernel.schedule and "num_stages=3" in kernel.source
+        assert not last and kernel.schedule.endswith(("16 warps", "32 warps")) and "num_stages=3" in kernel.source
         return
     partial, finish, whole = graph.kernels
     reads = 1 if direction == "forward" else 2

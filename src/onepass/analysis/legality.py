@@ -47,7 +47,7 @@ def ways(stores: Iterable[Store], target: Target) -> list[Nest] | Refusal:
     reduces = reductions(s.value for s in nest.stores)
     if (unreadable := _unreadable(nest)) is not None:
         return Refusal(unreadable)
-    if (apart := _apart(nest)) is not None:
+    if (apart := _apart(nest, target)) is not None:
         return Refusal(apart)
     merged = collapse(nest)
     if not reduces:
@@ -65,11 +65,13 @@ def ways(stores: Iterable[Store], target: Target) -> list[Nest] | Refusal:
     return unsplit + splits
 
 
-def _apart(nest: Nest) -> str | None:
-    """Results that need sweeps of their own inside a program gain nothing from sharing it."""
+def _apart(nest: Nest, target: Target) -> str | None:
+    """Results that need sweeps of their own inside a program gain nothing from sharing it, unless all of it is held."""
     outer = frozenset(nest.outer)
     inner = sorted({s.domain - outer for s in nest.stores}, key=len)
     if all(small <= large for small, large in itertools.pairwise(inner)):
+        return None
+    if tile_elements(c for c in nest.classes if c not in outer) <= target.held_elements // 8:
         return None
     return "their results run over different axes"
 

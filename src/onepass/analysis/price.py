@@ -47,11 +47,12 @@ SECTOR, LINE = 32, 64  # bytes that memory hands out at once: to a GPU, to a cor
 SAMPLES = 8  # positions of an axis that stand for all
 RARE = 0.05  # of the programs, those that enter a guarded block
 LOAD_US, FOLD_US, ISSUE_US = 0.45, 0.35, 0.002
+LIVE_REGISTERS = 0.7
 BASE_REGISTERS, AHEAD_REGISTERS, MOST_PROGRAMS, MOST_THREADS = 20.0, 16.0, 32, 2048
 BUSY_WARPS = 4.0
 OWN_SHARE = 3.0
 CACHE_PART, NEAR_BYTES, CACHE_ADDS, PAGE = 0.3, 64 << 10, 0.05, 50.0
-PIPELINED = 0.6
+PIPELINED = 0.5
 # What lanes of a GPU take for operations that its hardware helps with, or hinders.
 GPU_COSTS = {
     "exp": 6.0,
@@ -168,7 +169,7 @@ class _Program:
     def _compute(self, s: Statement, times: float) -> float:
         match s:
             case Let():
-                axes, cost = self._of(s.args), GPU_COSTS.get(s.op, OPS[s.op].cost)
+                axes, cost = self._of(s.args), _cost(s.op)
                 self._define(s.var, axes)
             case RandomWord():
                 axes, cost = self._of([s.index]), RANDOM_COST
@@ -369,13 +370,14 @@ def _time(kernel: Kernel, p: _Program, waits: float, target: Target) -> Time:
         launch_us=target.launch_us,
         programs=p.count,
         resident=resident,
+        at_once=min(float(resident), p.count / target.processors),
     )
 
 
 def _resident(kernel: Kernel, p: _Program, target: Target) -> int:
     """Programs that one processor holds at once, as far as values say before the kernel is built."""
     by_threads = MOST_THREADS // p.threads
-    registers = min(255.0, BASE_REGISTERS + p.live + (AHEAD_REGISTERS if kernel.stages else 0.0))
+    registers = min(255.0, BASE_REGISTERS + LIVE_REGISTERS * p.live + (AHEAD_REGISTERS if kernel.stages else 0.0))
     by_registers = int(target.registers / (registers * p.threads))
     return max(1, min(by_threads, by_registers, MOST_PROGRAMS))
 
@@ -421,6 +423,11 @@ def _wasted(kernel: Kernel, target: Target) -> Time:
     wasted = 0.0 if held else sum(t.sectors - t.touched for t in across)
     busy = min(1.0, program.count / target.processors)
     return Time(memory_us=wasted / (target.memory_bytes_per_us * busy), programs=program.count, resident=1)
+
+
+def _cost(op: str) -> float:
+    """What a lane of a GPU takes for an operation, in multiply-adds."""
+    return GPU_COSTS.get(op) or (OPS[op].cost if op in OPS else 1.0)
 
 
 def _indirect(offset: Poly) -> bool:

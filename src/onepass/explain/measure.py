@@ -75,7 +75,7 @@ def _kernel_record(
 
 def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int, target: Target) -> float:
     """Of a group's kernels the first does its work; the others finish it, and have bytes to move."""
-    if target.warp:
+    if target.warp and not group.products:
         return price(kernel, target).total_us
     if kernel is not result.kernels[0]:
         return predict_us(moved, 0.0, 1, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-HIDDEN = 0.9  # of the shorter of two kinds of work that overlap, the part that the longer one hides
+HIDDEN = 0.9  # of the shorter of two kinds of work, the part that the longer one hides where many programs overlap
 BESIDE_MATRICES = 0.98  # the same beside matrix units, whose operands are copied ahead
 
 
@@ -24,11 +24,13 @@ class Time:
     launch_us: float = 0.0
     programs: int = 0
     resident: int = 0  # programs that a processor holds at once
+    at_once: float = 8.0  # programs that run beside each other on a processor: one waits while another computes
 
     @property
     def total_us(self) -> float:
         limits = (self.memory_us, self.scalar_us, self.matrix_us, self.serial_us)
-        most, hidden = max(limits), BESIDE_MATRICES if self.matrix_us else HIDDEN
+        most = max(limits)
+        hidden = BESIDE_MATRICES if self.matrix_us else HIDDEN * (1.0 - 0.5 / max(1.0, self.at_once))
         return self.launch_us + most + (1.0 - hidden) * (sum(limits) - most)
 
     @property

@@ -44,7 +44,6 @@ ONE_ROW = 0.9  # of the bandwidth, where tiles of rows are mostly empty (seen on
 OWN = 2.0  # times its share of the bandwidth a processor has where most others wait; chosen, not measured
 NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 BETWEEN = "another step lies between its operations"
-BOUND = 1.25  # times without a kernel are bounds: what a kernel is priced at may be so much above them
 MOST_RESULTS = 3  # of point-wise work on one product
 T = TypeVar("T")
 PriceOf: TypeAlias = Callable[[Group, Target], float]
@@ -60,8 +59,8 @@ def choose_contractions(
 ) -> Regions:
     """Decide on every matrix product of a program.
 
-    `price`: of the kernels that a group becomes, asked where a bound says that they may pay. `judge`: measures close
-    calls. `limits`: of what has spilled.
+    `price`: of the kernels that a group without products becomes. `judge`: measures close calls. `limits`: of what has
+    spilled.
     """
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
@@ -337,12 +336,7 @@ class Chooser(Reading):
         return self.answer(region, self.settle(decision, Times(together, apart, spared), region))
 
     def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...] = ()) -> Decision:
-        """The decision on a region as its kernels are priced, or measured where it is close.
-
-        `apart`: the kernels without this region.
-        """
-        if decision.accepted:
-            decision, times = self._priced(decision, times, region)
+        """The decision on a region as measuring has it, if it is close. `apart`: the kernels without this region."""
 
         def question() -> tuple[Regions, Regions]:
             wanted = [d.buffer for d in self.stored(region.members)]
@@ -350,22 +344,6 @@ class Chooser(Reading):
             return self.parts.both_ways(region, apart, wanted, given)
 
         return self.close_calls.settle(decision, times, question)
-
-    def _priced(self, decision: Decision, times: Times, region: Region) -> tuple[Decision, Times]:
-        """The same where the kernels that would run take longer than the bound that accepted them."""
-
-        def kernels(stores: list[Store]) -> float:
-            group = Group(tuple(stores), region.members, True, region.beside, region.tiled)
-            return self.price(group, self.target)
-
-        built_us = self.ask(("price", region.beside, region.tiled), region.members, region.again, kernels).value
-        if built_us <= times.together_us:
-            return decision, times
-        times = replace(times, together_us=built_us)
-        one, other = times.ways
-        reason = f"predicted {built_us:.1f} us {one}, {times.apart_us:.1f} us {other}"
-        accepted = built_us < BOUND * times.apart_us
-        return replace(decision, accepted=accepted, reason=reason, saved_us=times.apart_us - built_us), times
 
     def _call(self, offer: Offer, members: tuple[Define, ...], own: float, apart: float, first: str, last: str) -> bool:
         """The library's attention in the place of a kernel, where it is faster by more than a little."""

@@ -233,9 +233,11 @@ def _alone(nest: Nest, vector: Axis, threads: int, aligned: bool, target: Target
 
 
 def _width(nest: Nest) -> int:
-    """Bytes of the widest type that is read whole: a label beside each row does not count."""
+    """Bytes of the widest type that is read; the integers of a label beside each row do not count."""
     loads = [e.buffer for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
-    return _widest(loads, 4)
+    most = max((numel(b.shape) for b in loads), default=0)
+    counted = [b for b in loads if not b.dtype.is_integer or 8 * numel(b.shape) >= most]
+    return max((b.dtype.bytes for b in counted), default=4)
 
 
 def carrying(nest: Nest) -> Axis | None:
