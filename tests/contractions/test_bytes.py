@@ -100,6 +100,7 @@ def test_integers(name: str) -> None:
             assert torch.equal(mine, other) if not mine.dtype.is_floating_point else torch.allclose(mine, other)
 
 
+@without_gpu
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers_are_one_kernel(name: str) -> None:
     function, arguments = INTEGERS[name]

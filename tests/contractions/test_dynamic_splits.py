@@ -213,7 +213,7 @@ def test_rows_that_grow_beside_the_keys_are_not_multiplied() -> None:
     q, k, v = (t[:, :2] for t in decoding(16384, rows=20))
     marked((q, 2), (k, 2), (v, 2))
     e = explained(plain, q, k, v)
-    assert len(products_left(e)) == 2
+    assert products_left(e) and not any("chunks" in k.schedule for k in e.kernels)
     torch._dynamo.reset()  # which would take the sizes for dynamic ones from here on
     fixed = explained(plain, *(torch.empty(1, 2, n, 128, dtype=torch.bfloat16) for n in (20, 16384, 16384)))
     assert not products_left(fixed)

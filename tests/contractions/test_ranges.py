@@ -81,7 +81,8 @@ def test_an_operand_that_only_its_scale_brings_into_range(size: float, scale: fl
 
 def by_the_largest_that_is_seen(s: Tensor, v: Tensor) -> Tensor:
     """The others may be larger."""
-    later = torch.arange(s.shape[-1])[None, :] > torch.arange(s.shape[-2])[:, None]
+    rows, columns = (torch.arange(n, device=s.device) for n in s.shape[-2:])
+    later = columns[None, :] > rows[:, None]
     e = torch.exp(s - s.masked_fill(later, -torch.inf).amax(-1, keepdim=True))
     return (e / e.sum(-1, keepdim=True)).to(v.dtype) @ v
 
@@ -96,7 +97,7 @@ def by_exponentials_times(number: float) -> Callable[[Tensor, Tensor], Tensor]:
 
 def without_the_first(s: Tensor, v: Tensor) -> Tensor:
     """What is left is small until it is divided by its own sum."""
-    others = torch.arange(s.shape[-1]) > 0
+    others = torch.arange(s.shape[-1], device=s.device) > 0
     p = torch.where(others, (s + 20 * ~others).softmax(-1), 0.0)
     return (p / p.sum(-1, keepdim=True)).to(v.dtype) @ v
 

@@ -104,11 +104,12 @@ def test_reductions_of_every_form(shape: tuple[int, int]) -> None:
         columns = [x.sum(0), x.var(0), x.max(0)[0] if x.numel() else x, (x > 1).any(0)]
         return [*rows, *columns, x.sum(), x.mean(), (x * 2).relu().prod(-1)]
 
-    x = torch.randn(shape)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     ours = torch.compile(function, backend="onepass", options={"target": "triton-interpret", "strict": True})(x)
+    rounding = 2e-5 + 5e-7 * shape[1] ** 0.5  # of a sum whose terms cancel
     for mine, exact in zip(ours, function(x.double()), strict=True):
         if mine.is_floating_point():
-            torch.testing.assert_close(mine.double(), exact, rtol=2e-5, atol=2e-5, equal_nan=True)
+            torch.testing.assert_close(mine.double(), exact, rtol=2e-5, atol=rounding, equal_nan=True)
         else:
             assert torch.equal(mine, exact)
 

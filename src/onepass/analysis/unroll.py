@@ -2,18 +2,21 @@
 
 A reader may then compute the result wherever it needs it (the gradient of repeated key heads, rotated halves of it).
 Terms are combined in the order of the axis, as a sweep does. Elements that lie side by side in memory stay a
-reduction: a tile reads them together.
+reduction: a tile reads them together. So do elements that others read as well (softmax over an axis of two): the
+reduction and its readers share a sweep, and nothing is computed twice.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 from ..ir.expr import Expr, Load, Part, Reduce, pointwise, postorder, rewrite, substitute_axes
 from ..ir.poly import Poly
 from ..ir.program import Define, Program
 from .access import flat_offset
+from .inline import loaded
 
 MOST_TERMS = 8
 _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
@@ -21,8 +24,12 @@ _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 def unroll(program: Program) -> Program:
     """The program with its shortest reductions written out."""
+    readers = Counter(b for d in program.defines() for b in loaded(d.value))
     statements = tuple(
-        replace(s, value=rewrite(s.value, _written_out)) if isinstance(s, Define) else s for s in program.statements
+        replace(s, value=rewrite(s.value, _written_out))
+        if isinstance(s, Define) and all(readers[b] == 1 for b in loaded(s.value))
+        else s
+        for s in program.statements
     )
     return replace(program, statements=statements)
 
