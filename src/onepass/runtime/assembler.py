@@ -3,7 +3,7 @@
 The one of CUDA 12.8 (of Triton 3.6) adds constants to the address of a matrix in shared memory wrongly where one
 address is used for two kinds of matrices: the upper half of the sum gets the lower half of the address (keys of 32 and
 values of 16 elements: wrong sums, or an illegal access, seen on an H200). Adding to the lower half and setting the
-upper is right. Those of CUDA 12.9 and 13.4 were given such sums and got them right.
+upper is right. Those of CUDA 12.9 and 13.4 were given such sums and showed no such code.
 
 Triton gives the hardware's copies no word on what the chip's cache should do with them; `given_up` adds it.
 """
