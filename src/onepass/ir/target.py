@@ -36,7 +36,6 @@ class Target:
     cache_bytes_per_us: float
     operations_per_us: float  # point-wise scalar operations, all processors
     vector_bytes: int  # a SIMD register
-    held_bytes: int  # what one program keeps close (L1 share or registers)
     cache_bytes: int  # per processor: what a second sweep finds again
     chip_cache_bytes: int = 0  # what all processors share in front of memory
     shared_bytes: int = 0  # that one program may have
@@ -93,7 +92,7 @@ def _cpu() -> Target:
     return Target(
         name="cpu", language="c", processors=processors, launch_us=3.0,
         memory_bytes_per_us=8_000.0 * min(processors, 8), cache_bytes_per_us=40_000.0 * processors,
-        operations_per_us=12_000.0 * processors, vector_bytes=64, held_bytes=32 * 1024, cache_bytes=512 * 1024,
+        operations_per_us=12_000.0 * processors, vector_bytes=64, cache_bytes=512 * 1024,
         streamed_bytes=16 << 20, wide_statistics=True,
     )  # fmt: skip
 
@@ -106,7 +105,7 @@ def _gpu(
     return Target(
         name=name, language="triton", processors=processors, launch_us=launch_us,
         memory_bytes_per_us=memory * 1e3, cache_bytes_per_us=cache * 1e3, operations_per_us=operations * 1e3,
-        vector_bytes=16, held_bytes=64 << 10, cache_bytes=(cache_mb << 20) // processors // 4,
+        vector_bytes=16, cache_bytes=(cache_mb << 20) // processors // 4,
         chip_cache_bytes=cache_mb << 20,
         shared_bytes=shared_kb << 10, reserved_bytes=1024 if warp == 32 else 0,
         registers=65536, warp=warp, split_programs=8 * processors,
