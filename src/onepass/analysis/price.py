@@ -46,26 +46,23 @@ from .access import RANDOM_COST, assumed_size, estimate, storage_bytes
 SECTOR, LINE = 32, 64  # bytes that memory hands out at once: to a GPU, to a core
 SAMPLES = 8  # positions of an axis that stand for all
 RARE = 0.05  # of the programs, those that enter a guarded block
-LOAD_US, FOLD_US, ISSUE_US = 0.45, 0.35, 0.002
-LIVE_REGISTERS = 0.7
-BASE_REGISTERS, AHEAD_REGISTERS, MOST_PROGRAMS, MOST_THREADS = 20.0, 16.0, 32, 2048
-BUSY_WARPS = 4.0
-OWN_SHARE = 3.0
-CACHE_PART, NEAR_BYTES, CACHE_ADDS, PAGE = 0.3, 64 << 10, 0.05, 50.0
-PIPELINED = 0.5
-# What lanes of a GPU take for operations that its hardware helps with, or hinders.
+# Calibrated on one H200, 2026-11-16 (docs/decisions/0011); for other chips unmeasured.
+LOAD_US, FOLD_US, ISSUE_US = 0.45, 0.35, 0.002  # a step that loads; a fold across threads; one operation of a thread
+PIPELINED = 0.5  # of a step, where its loads run ahead
+LIVE_REGISTERS = 0.7  # of one that a live value takes: some are computed again, or stay narrow
+BASE_REGISTERS, AHEAD_REGISTERS = 20.0, 16.0  # of a thread: for addresses; for loads that run ahead
+MOST_PROGRAMS, MOST_THREADS = 32, 2048  # of a processor
+BUSY_WARPS = 4.0  # that keep a processor's lanes busy
+OWN_SHARE = 3.0  # times its share of the bandwidth that a processor draws where others idle
+CACHE_PART = 0.3  # of the shared cache that running programs find again
+NEAR_BYTES = 64 << 10  # a buffer of this size stays with each processor
+CACHE_ADDS = 0.05  # of the shorter of memory's and the cache's time
+PAGE = 50.0  # bytes that a stretch of neighbours costs beyond its own
+ACCESS_COST = 6.0  # operations of one instruction that loads or stores
+# Operations that the hardware of a GPU helps with, or hinders, in multiply-adds.
 GPU_COSTS = {
-    "exp": 6.0,
-    "exp2": 4.0,
-    "log": 7.0,
-    "log2": 5.0,
-    "sin": 40.0,
-    "cos": 40.0,
-    "tan": 60.0,
-    "div": 6.0,
-    "rsqrt": 4.0,
-}
-ACCESS_COST = 6.0  # of one instruction that loads or stores
+    "exp": 6.0, "exp2": 4.0, "log": 7.0, "log2": 5.0, "sin": 40.0, "cos": 40.0, "tan": 60.0, "div": 6.0, "rsqrt": 4.0,
+}  # fmt: skip
 GPU_MONOIDS = {"argmax": 30.0, "argmin": 30.0, "welford": 12.0, "welford_merge": 16.0}
 
 
