@@ -1,6 +1,7 @@
-"""What a kernel takes on a target: the only prediction of time.
+"""The predicted time of a built kernel on a target.
 
-In: the built `Kernel`, so what is priced is what runs. The statements are walked once with the number of times each is
+In: the built `Kernel`, so the price is that of the kernel that runs. The planner uses it for groups without matrix
+products on GPUs; regions around products are decided by a bound (`planner/regions.py`), CPUs by `planner/cost.py`. The statements are walked once with the number of times each is
 executed and the lanes it is executed for; lanes beyond the end of an axis idle but take their time. Out: a `Time`, one
 number for each limit a kernel may meet. Rates come from the target's table.
 """
