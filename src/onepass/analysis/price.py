@@ -1,9 +1,11 @@
 """The predicted time of a built kernel on a target.
 
-In: the built `Kernel`, so the price is that of the kernel that runs. The planner uses it for groups without matrix
-products on GPUs; regions around products are decided by a bound (`planner/regions.py`), CPUs by `planner/cost.py`. The statements are walked once with the number of times each is
-executed and the lanes it is executed for; lanes beyond the end of an axis idle but take their time. Out: a `Time`, one
-number for each limit a kernel may meet. Rates come from the target's table.
+In: the built `Kernel`, so the price is that of the kernel that runs. The statements are walked once, each with the
+number of times it is executed and the lanes it is executed for; lanes beyond the end of an axis idle but take their
+time. Out: a `Time`, one number for each limit a kernel may meet. Rates come from the target's table.
+
+The planner uses the price for groups without matrix products on GPUs. Regions around products are decided by a bound
+(`planner/regions.py`); on CPUs `planner/cost.py` decides, and the price adds cache lines that are not used.
 """
 
 from __future__ import annotations
