@@ -15,23 +15,17 @@ from pathlib import Path
 
 from module_graph import cycles, modules_of
 
-CODE_LINES = 20775  # of all Python files, without blank lines, comments and docstrings; the aim is 15,000
+CODE_LINES = 19582  # of all Python files, without blank lines, comments and docstrings; the aim is 15,000
 FILE_LINES = 600
 FUNCTION_LINES = 60
 DOCSTRING_LINES = 12
-COMPLEX_FUNCTIONS = 1  # with `noqa: C901`; the aim is none
+COMPLEX_FUNCTIONS = 0  # with `noqa: C901`; the aim is none
 # Functions longer than FUNCTION_LINES, and how long they may be. The list may only shrink.
-LONG_FUNCTIONS = {
-    "ir/verify_kernel.py: _verify_statement": 75,
-    "schedule/tile_layout.py: choose_tiles": 76,
-}
+LONG_FUNCTIONS: dict[str, int] = {}
 # Modules that import each other, imports for type checking and inside functions counted. The list may only shrink.
 CYCLES = (
-    {"explain.explanation", "explain.html", "explain.text"},
-    {"ir.expr", "ir.poly", "ir.printer", "ir.program"},
     {"planner.contraction_rows", "planner.contraction_states", "planner.contractions"},
     {"planner.plan", "planner.recompute"},
-    {"schedule.online", "schedule.scratch", "schedule.sweeps"},
 )
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onepass"
 _NO_CODE = {

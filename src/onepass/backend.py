@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from .ir.record import CompileRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
+from .lowering.masked_attention import MaskedAttentionWrittenOut
 from .lowering.random import reset_streams
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
@@ -110,9 +111,12 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def backend(graph: GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         reset_streams()
-        if any(isinstance(i, torch.Tensor) and i.is_cuda for i in example_inputs):
+        on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in example_inputs)
+        if on_gpu:
             start_launcher()  # while graphs are traced
-        compiled: Callable[..., Any] = inner(graph, example_inputs)
+        multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
+        with MaskedAttentionWrittenOut() if chosen.fuse and multiplies else nullcontext():
+            compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled
 
     return backend

@@ -7,14 +7,18 @@ plans stays: no fused kernel survives that was seen to be slower than its parts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torch.fx import GraphModule
 
+from .analysis.price import price
+from .errors import VerifyError
 from .ir.choice import FIRST, Choice
 from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
+from .ir.plan import Group, Store
 from .ir.record import CompileRecord, DecisionRecord, stage
 from .ir.target import Target
 from .judging import Judge
@@ -24,9 +28,11 @@ from .runtime.cache import Cache
 from .runtime.entries import GraphEntry
 from .runtime.kernels import Builder, LoadedKernel
 from .runtime.stopwatch import Stopwatch
-from .tuning import Outcome, Workshop, expected_us, limits_of_slow, tune_groups
+from .schedule.group import schedule_group
+from .tuning import Outcome, Workshop, expected_us, tune_groups
 
 MOST_PLANS = 3  # that are tuned
+FAR = 2.0  # a group that takes so many times its floor may be better off in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Building:
         """The graph as it should run."""
         best = self._tuned(self._fitted(NO_LIMITS))
         for _ in range(1, MOST_PLANS):
-            limits = limits_of_slow(best.planned, best.outcomes, self.record)
+            limits = _limits_of_slow(best, self.record)
             if limits is best.planned.limits:
                 break
             other = self._tuned(self._fitted(limits))
@@ -140,3 +146,34 @@ def _plan_note(before: Made, after: Made, gains: bool) -> DecisionRecord:
     slow = [n for n, o in before.outcomes.items() if o.time_us]
     reason = f"measured {before.time_us:.1f} us for all kernels, {after.time_us:.1f} us with slow ones in parts"
     return DecisionRecord(slow[0], slow[-1], "parts", gains, reason, before.time_us - after.time_us, 0)
+
+
+def _limits_of_slow(made: Made, record: CompileRecord) -> Limits:
+    """The limits of the next plan: those of this one unless a group takes far longer than predicted.
+
+    A kernel with products is then compared with the library on the device; another one does half as much, where
+    prediction says that its parts take less than it was seen to take.
+    """
+    limits, target = made.planned.limits, made.planned.target
+    for name, outcome in made.outcomes.items():
+        group = made.planned.names[name]
+        if outcome.time_us <= FAR * expected_us(made.planned, name, record)[1]:
+            continue
+        if group.products:
+            limits = limits.doubting(group)
+        elif outcome.time_us > _parts_us(group, target):
+            limits = limits.without(group, target) or limits
+    return limits
+
+
+def _parts_us(group: Group, target: Target) -> float:
+    """What the parts of a group should take: a kernel for every result, or for every operation."""
+    each = (group.stores, [Store(d.buffer, d.dimensions, d.value) for d in group.members])
+    return min(sum(_alone_us(Group((s,), group.members), target) for s in stores) for stores in each)
+
+
+def _alone_us(part: Group, target: Target) -> float:
+    try:
+        return sum(price(k, target).total_us for k in schedule_group(part, target, "part").kernels)
+    except VerifyError:  # there is no such kernel
+        return math.inf

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -22,16 +22,13 @@ from .ir.target import Target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
 from .resources import build_entry
 from .runtime.builders import INTERPRETED, builder_for
-from .runtime.cache import Cache, default_cache
+from .runtime.cache import default_cache
 from .runtime.device import runs_here
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
-from .runtime.kernels import Builder, LoadedKernel
+from .runtime.kernels import LoadedKernel
 from .runtime.launcher import launcher
 from .runtime.stopwatch import Stopwatch, stopwatch_for
-
-if TYPE_CHECKING:
-    from .pipeline import Wrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +57,24 @@ def compile_graph(
         try:
             return _loaded(found, build_entry(found, record, builder, cache), record, graph)
         except MalformedProgram:
-            cache.discard_graph(key)
+            cache.discard("graphs", key)
     if not is_planning() and kernel_device(graph) != "cpu" and _can_run(target.name, graph):
         launcher()  # where nothing can be launched nothing is compiled
     record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
+    from .building import Building  # here, because a hit does without
+
     try:
-        entry, wrapper, compiled = _compile(graph, target, options, record, builder, cache, timer)
+        made = Building(graph, target, options, record, builder, cache, timer).run()
+        compiled = _loaded(made.entry, made.kernels, record, graph)
     except KernelBuildError:
         report_stage(options, record)  # what could not be built is what people want to see
         raise
     report_stage(options, record)
-    if wrapper is not None:
-        compiled = replace(compiled, call=wrapper(compiled.call))
+    if made.wrapper is not None:
+        compiled = replace(compiled, call=made.wrapper(compiled.call))
     if cache is not None and key is not None and record.cache == "miss":
-        save_graph(cache, key, entry, constants)
+        save_graph(cache, key, made.entry, constants)
     return compiled
-
-
-def _compile(
-    graph: GraphModule,
-    target: Target,
-    options: Options,
-    record: CompileRecord,
-    builder: Builder,
-    cache: Cache | None,
-    timer: Stopwatch | None,
-) -> tuple[GraphEntry, Wrapper | None, Compiled]:
-    from .building import Building  # here, because a hit does without
-
-    made = Building(graph, target, options, record, builder, cache, timer).run()
-    return made.entry, made.wrapper, _loaded(made.entry, made.kernels, record, graph)
 
 
 def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule) -> Compiled:

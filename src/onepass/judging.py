@@ -99,7 +99,7 @@ class Judge:
         if not verdict.problem:
             _known[key] = verdict
             if self.workshop.cache is not None and not verdict.lost:
-                self.workshop.cache.write_times(key, (verdict.together_us, verdict.apart_us))
+                self.workshop.cache.write("times", key, (verdict.together_us, verdict.apart_us))
         return verdict
 
     def _measured(self, target: Target, both: tuple[Regions, Regions], expected: tuple[float, float]) -> Verdict:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
-from .analysis.unroll import unroll
+from .analysis.parts import unroll
 from .autograd.exact import needs_exact
 from .codegen.c import emit_c
 from .codegen.host import emit_host
@@ -37,7 +37,7 @@ from .planner.contractions import choose_contractions
 from .planner.plan import plan_fusion
 from .planner.regions import Regions
 from .runtime.entries import GraphEntry
-from .schedule.group import choose, price_group, schedule_group
+from .schedule.group import choose, choose_products, schedule_group
 
 CHECK_LEVEL = 5  # of the debug ladder
 Call: TypeAlias = Callable[[list[Any]], Any]
@@ -81,7 +81,7 @@ def plan_graph(
         program = unroll(program)
         verify_program(program)
     with stage(record, "plan"):
-        regions = choose_contractions(program, target, options, price_group, judge, limits)
+        regions = choose_contractions(program, target, options, choose, choose_products, judge, limits)
         return plan_regions(graph, regions, target, options, limits)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import TextIO
 
 
@@ -18,21 +17,19 @@ class Progress:
     def step(self, name: str) -> None:
         """Announce the next step."""
         self._done += 1
-        if self._shown:
-            elapsed = time.monotonic() - self._start
-            self._stream.write(f"\r\x1b[K[{self._done}/{self._total}, {elapsed:.0f} s] {name} ...")
-            self._stream.flush()
+        self._show(f"[{self._done}/{self._total}, {time.monotonic() - self._start:.0f} s] {name} ...")
 
     def clear(self) -> None:
         """Take the line away, so that other output can be printed."""
+        self._show("")
+
+    def _show(self, line: str) -> None:
         if self._shown:
-            self._stream.write("\r\x1b[K")
+            self._stream.write(f"\r\x1b[K{line}")
             self._stream.flush()
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()

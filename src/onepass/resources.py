@@ -1,19 +1,20 @@
-"""What built kernels ask of a chip: which schedule of a group comes next, and what is planned otherwise.
+"""The next schedule of a group whose kernels do not fit the chip, else the limits of another plan.
 
-Takes what the chip's compiler said of a planned graph's kernels. A group that spills, needs more shared memory than
-there is or holds fewer programs on a processor than its tiles were chosen for gets its next schedule. A group whose
+In: what the chip's compiler said of a planned graph's kernels. A group that spills, needs more shared memory than there
+is or holds fewer programs on a processor than its tiles were chosen for gets its next schedule. A group whose
 schedules all spill, or that cannot be built, gets `Limits`, and the graph is planned again with these: other groups
-keep theirs.
+keep their limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .errors import KernelBuildError
 from .explain.debug import build_progress
-from .ir.choice import AS_RULED, Adjustment, Choice, group_name
+from .ir.choice import AS_RULED, FIRST, Adjustment, Choice, group_name
 from .ir.limits import FOLLOWERS, OPERANDS, PRODUCTS, Limits
 from .ir.plan import Group
 from .ir.record import CompileRecord, DecisionRecord, KernelRecord, stage
@@ -74,75 +75,89 @@ def note_resources(record: CompileRecord, entry: GraphEntry, kernels: Sequence[L
         kernel.note(built.get(kernel.source))
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The facts of one schedule of a group: bytes spilled, and programs that a processor holds and could hold."""
+
+    spilled: int
+    held: int = 0
+    wanted: int = 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether one load less in flight may let a processor hold more programs."""
+        return 0 < LEAST_GAIN * self.held <= self.wanted
+
+
 class Resources:
-    """What is known of a graph's groups, over all of its plans. `notes`: what people are told."""
+    """The facts of a graph's groups, over all of its plans. `notes`: what people are told."""
 
     def __init__(self, notes: list[DecisionRecord]) -> None:
         self.notes = notes
-        self._spilled: dict[_Key, list[int]] = {}  # bytes that the schedules of a group spill, as far as built
-        self._settled: dict[_Key, int] = {}  # the best of them, where all spill and nothing can be given up
-        self._crowded: dict[tuple[_Key, int], int] = {}  # programs that a schedule holds: fewer than it should
-        self._fewer_loads: dict[tuple[_Key, int], bool] = {}  # whether the schedule has one load less in flight
+        self._seen: dict[_Key, dict[Choice, _Seen]] = {}
 
     def choices(self, planned: PlannedGraph) -> dict[str, Choice]:
         """Which schedules the groups of a plan get, where it is not the first."""
         found = {name: self._choice(group, planned) for name, group in planned.names.items()}
-        return {n: choice for n, choice in found.items() if choice != Choice()}
+        return {n: choice for n, choice in found.items() if choice != FIRST}
 
     def _choice(self, group: Group, planned: PlannedGraph) -> Choice:
-        key, candidate = _key(group, planned), self._candidate(group, planned)
-        return Choice(candidate, FEWER_LOADS if self._fewer_loads.get((key, candidate)) else AS_RULED)
-
-    def _candidate(self, group: Group, planned: PlannedGraph) -> int:
-        key = _key(group, planned)
-        return self._settled.get(key, min(len(self._spilled.get(key, ())), _candidates(group, planned.limits)))
+        """The first schedule that was not seen to spill; the one that spills least where all do."""
+        seen = self._seen.get(_key(group, planned), {})
+        candidates = [Choice(k) for k in range(1 + _candidates(group, planned.limits))]
+        for choice in candidates:
+            found, fewer_loads = seen.get(choice), replace(choice, adjustment=FEWER_LOADS)
+            if found is None or not (found.spilled or found.crowded):
+                return choice
+            if not found.spilled:
+                less = seen.get(fewer_loads)
+                return fewer_loads if less is None or (not less.spilled and less.held > found.held) else choice
+        return min(candidates, key=lambda choice: seen[choice].spilled)
 
     def after(self, planned: PlannedGraph, kernels: Sequence[KernelRecord]) -> Limits:
         """The limits of the next plan; those of this one where it may stay."""
         limits = planned.limits
         for name, group in planned.names.items():
-            key, tried = _key(group, planned), self._candidate(group, planned)
-            own = [k for k in kernels if group_name(k.name) == name]
-            spilling = [k for k in own if _spilled(k, planned)]
-            if key in self._settled or self._changed_loads(group, own[0], bool(spilling), planned) or not spilling:
-                continue
-            spilled = self._spilled.setdefault(key, [])
-            if tried == len(spilled):  # else it is what it was in another plan
-                self.notes += [_spill_note(k, tried) for k in spilling]
-                spilled.append(max(_spilled(k, planned) for k in spilling))
-            if len(spilled) <= _candidates(group, planned.limits):
+            choice, seen = self._choice(group, planned), self._seen.setdefault(_key(group, planned), {})
+            if choice not in seen:
+                own = [k for k in kernels if group_name(k.name) == name]
+                seen[choice] = self._facts(own, group, choice, planned.target)
+            following = self._choice(group, planned)
+            if following not in seen or not seen[following].spilled:
                 continue
             tighter = limits.tightened(group, planned.target)
-            if tighter is None:
-                self._settled[key] = spilled.index(min(spilled))
-            else:
+            if tighter is not None:
                 limits = tighter
-                self.notes.append(_limit_note(name, group, limits, planned.target))
+                self._note(name, "spill", f"every schedule spills: {_limit_text(group, limits, planned.target)}")
         return limits
 
-    def _changed_loads(self, group: Group, kernel: KernelRecord, spills: bool, planned: PlannedGraph) -> bool:
-        """Whether the schedule gets other loads in flight. `kernel`: the group's first, with its products."""
-        at = _key(group, planned), self._candidate(group, planned)
-        held = _resident(kernel, planned.target)
-        if at in self._fewer_loads:  # one load less was tried: it stays where the processor holds more programs
-            before = self._fewer_loads[at]
-            self._fewer_loads[at] = before and not spills and held > self._crowded[at]
-            return before != self._fewer_loads[at]
-        wanted = _resident(kernel, planned.target, UNCOUNTED_BYTES)
-        if spills or not group.products or not held or wanted < LEAST_GAIN * held:
-            return False
-        self._crowded[at], self._fewer_loads[at] = held, True
-        self.notes.append(_residence_note(kernel, at[1], held, wanted))
-        return True
+    def _facts(self, kernels: Sequence[KernelRecord], group: Group, choice: Choice, target: Target) -> _Seen:
+        """The facts of a group's kernels; a group with products has them in its first kernel."""
+        first, tried, ruled = kernels[0], choice.candidate, choice.adjustment == AS_RULED
+        held, wanted = (
+            target.resident_programs(first.registers, max(0, first.shared_bytes - uncounted), first.threads)
+            for uncounted in (0, UNCOUNTED_BYTES)
+        )
+        seen = _Seen(max(_spilled(k, target) for k in kernels), held, wanted if group.products and ruled else 0)
+        for kernel in kernels:
+            if ruled and _spilled(kernel, target):
+                self._note(kernel.name, "spill", _spill_text(kernel, tried))
+        if seen.crowded and not seen.spilled:
+            reason = f"schedule {tried} needs {first.shared_bytes} bytes of shared memory: a processor holds {held} of "
+            reason += f"the {wanted} programs that its tiles leave room for; one load less is in flight"
+            self._note(first.name, "residence", reason)
+        return seen
 
     def failed(self, planned: PlannedGraph, problems: Mapping[str, KernelBuildError]) -> Limits | None:
         """The limits of the next plan where kernels of some groups cannot be built; None where there are none left."""
         limits: Limits | None = planned.limits
         for name, error in problems.items():
             limits = limits and limits.without(planned.names[name], planned.target)
-            reason = f"a kernel could not be built: {str(error).splitlines()[0]}"
-            self.notes.append(DecisionRecord(name, name, "build", False, reason, 0.0, 0))
+            self._note(name, "build", f"a kernel could not be built: {str(error).splitlines()[0]}")
         return limits
+
+    def _note(self, name: str, kind: str, reason: str) -> None:
+        self.notes.append(DecisionRecord(name, name, kind, False, reason, 0.0, 0))
 
 
 def _key(group: Group, planned: PlannedGraph) -> _Key:
@@ -158,33 +173,20 @@ def _candidates(group: Group, limits: Limits) -> int:
     return PRODUCT_CANDIDATES if limits.given_up(group.members) else WITH_OPERANDS
 
 
-def _spilled(kernel: KernelRecord, planned: PlannedGraph) -> int:
-    return TOO_LARGE if kernel.shared_bytes > planned.target.shared_bytes else kernel.spilled_bytes
+def _spilled(kernel: KernelRecord, target: Target) -> int:
+    return TOO_LARGE if kernel.shared_bytes > target.shared_bytes else kernel.spilled_bytes
 
 
-def _resident(kernel: KernelRecord, target: Target, without: int = 0) -> int:
-    return target.resident_programs(kernel.registers, max(0, kernel.shared_bytes - without), kernel.threads)
-
-
-def _spill_note(kernel: KernelRecord, tried: int) -> DecisionRecord:
-    reason = f"schedule {tried} spills {kernel.spilled_bytes} bytes at {kernel.registers} registers"
+def _spill_text(kernel: KernelRecord, tried: int) -> str:
     if not kernel.spilled_bytes:
-        reason = f"schedule {tried} needs {kernel.shared_bytes} bytes of shared memory"
-    return DecisionRecord(kernel.name, kernel.name, "spill", False, reason, 0.0, 0)
+        return f"schedule {tried} needs {kernel.shared_bytes} bytes of shared memory"
+    return f"schedule {tried} spills {kernel.spilled_bytes} bytes at {kernel.registers} registers"
 
 
-def _residence_note(kernel: KernelRecord, tried: int, held: int, wanted: int) -> DecisionRecord:
-    reason = f"schedule {tried} needs {kernel.shared_bytes} bytes of shared memory: a processor holds {held} of the "
-    reason += f"{wanted} programs that its tiles leave room for; one load less is in flight"
-    return DecisionRecord(kernel.name, kernel.name, "residence", False, reason, 0.0, 0)
-
-
-def _limit_note(name: str, group: Group, limits: Limits, target: Target) -> DecisionRecord:
+def _limit_text(group: Group, limits: Limits, target: Target) -> str:
     most = limits.most_members(group.members, target)
     if group.products:
-        what = _GIVEN_UP[limits.given_up(group.members)]
-    elif most < len(group.members):
-        what = f"at most {most} operations in a kernel with one of its own"
-    else:
-        what = "no states are carried over long rows"
-    return DecisionRecord(name, name, "spill", False, f"every schedule spills: {what}", 0.0, 0)
+        return _GIVEN_UP[limits.given_up(group.members)]
+    if most < len(group.members):
+        return f"at most {most} operations in a kernel with one of its own"
+    return "no states are carried over long rows"

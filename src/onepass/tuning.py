@@ -3,40 +3,34 @@
 Takes a planned graph whose kernels are built, gives an `Outcome` for every group: how to adjust its schedule, and
 what was tried. The search walks from the rules' own layout to a faster neighbour, as long as there is one and
 budget is left. Layouts change, programs do not: sums may be added in another order, nothing else. Groups with the most
-to gain come first: time above the price, times the kernels that are equal. A group that stays far above its price
-and above the price of its parts is planned apart (`limits_of_slow`).
+to gain come first: time above the price, times the kernels that are equal.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from .analysis.nest import Refusal
-from .analysis.price import price
 from .codegen.trial import emit_trial
-from .errors import VerifyError
 from .ir.choice import FIRST, Adjustment, Choice, group_name
 from .ir.expr import Random, postorder
-from .ir.limits import Limits
-from .ir.plan import Group, Store
+from .ir.plan import Group
 from .ir.record import CompileRecord, TrialRecord
 from .ir.source import KernelSource, Trial
-from .ir.target import Target
 from .lowering.fingerprint import environment_key
 from .pipeline import PlannedGraph, emit_kernels, schedule_named
 from .planner.cost import SMALLEST_US, predict_us
 from .runtime.cache import Cache
 from .runtime.kernels import Builder, LoadedKernel, build_each, processors
 from .runtime.stopwatch import Stopwatch, alone
-from .schedule.group import schedule_group
 
 GAIN = 1.02  # a neighbour is taken if it is faster by more than this
 DROPPED = 1.3  # a neighbour whose first launch takes so many times the best time is not launched again
-FAR = 2.0  # a group that takes so many times its price may be better off in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +167,8 @@ class _Search:
         moved = True
         while moved:
             moved = False
-            around = self._around(best.version.adjustment, self.effort.alternatives + 1 - len(tried))
+            left = max(0, self.effort.alternatives + 1 - len(tried))
+            around = list(itertools.islice(self._unmet(best.version.adjustment), left))
             at_once = max(1, processors() // len(ruled.version.sources))
             for first in range(0, len(around), at_once):
                 if self.workshop.now() >= end:
@@ -185,11 +180,8 @@ class _Search:
                         best, moved = found, True
         return self._outcome(ruled, best, tried)
 
-    def _around(self, adjustment: Adjustment, most: int) -> list[_Version]:
-        """Neighbours that nobody has met, at most so many."""
-        return [v for v, _ in zip(self._unmet(adjustment), range(most), strict=False)] if most > 0 else []
-
     def _unmet(self, adjustment: Adjustment) -> Iterator[_Version]:
+        """Neighbours that were not met before."""
         for neighbour in adjustment.neighbours():
             if neighbour in self.asked:
                 continue
@@ -231,12 +223,12 @@ def _settled(ruled: _Tried, floor_us: float, effort: Effort) -> Outcome | None:
 def _keep(key: _Key, outcome: Outcome, workshop: Workshop) -> None:
     _decided[key] = outcome
     if workshop.cache is not None:
-        workshop.cache.write_trials(_hashed(key), asdict(outcome))
+        workshop.cache.write("times", _hashed(key), asdict(outcome))
 
 
 def _stored(key: _Key, workshop: Workshop) -> Outcome | None:
     """What an earlier process found."""
-    data = workshop.cache.read_trials(_hashed(key)) if workshop.cache is not None else None
+    data = workshop.cache.read("times", _hashed(key)) if workshop.cache is not None else None
     try:
         if data is None:
             return None
@@ -249,37 +241,6 @@ def _stored(key: _Key, workshop: Workshop) -> Outcome | None:
 
 def _hashed(key: _Key) -> str:
     return hashlib.sha256(f"{environment_key()} {key}".encode()).hexdigest()
-
-
-def limits_of_slow(planned: PlannedGraph, outcomes: Mapping[str, Outcome], record: CompileRecord) -> Limits:
-    """The limits of the next plan: those of this one unless a group takes far longer than predicted.
-
-    A kernel with products is then compared with the library on the device; another one does half as much, where
-    prediction says that its parts take less than it was seen to take.
-    """
-    limits = planned.limits
-    for name, outcome in outcomes.items():
-        group, target = planned.names[name], planned.target
-        if outcome.time_us <= FAR * expected_us(planned, name, record)[1]:
-            continue
-        if group.products:
-            limits = limits.doubting(group)
-        elif outcome.time_us > _parts_us(group, target):
-            limits = limits.without(group, target) or limits
-    return limits
-
-
-def _parts_us(group: Group, target: Target) -> float:
-    """What the parts of a group should take: a kernel for every result, or for every operation."""
-    each = (group.stores, [Store(d.buffer, d.dimensions, d.value) for d in group.members])
-    return min(sum(_alone_us(Group((s,), group.members), target) for s in stores) for stores in each)
-
-
-def _alone_us(part: Group, target: Target) -> float:
-    try:
-        return sum(price(k, target).total_us for k in schedule_group(part, target, "part").kernels)
-    except VerifyError:  # there is no such kernel
-        return math.inf
 
 
 def _draws(group: Group) -> bool:

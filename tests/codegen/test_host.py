@@ -300,10 +300,12 @@ def test_programs_survive_json() -> None:
     [
         None,
         {},
-        {"inputs": [], "outputs": []},
-        {"inputs": [], "instructions": [["Explode"]], "outputs": []},
-        {"inputs": [], "instructions": [["Copy", "a0"]], "outputs": []},
-        {"inputs": [], "instructions": [], "outputs": [{"t": "pickle", "v": "x"}]},
+        [],
+        {"t": "tuple", "v": []},
+        {"t": "HostProgram", "v": []},
+        {"t": "HostProgram", "v": [{"t": "tuple", "v": [{"t": "Explode", "v": []}]}, (), ()]},
+        {"t": "HostProgram", "v": [(), {"t": "tuple", "v": [{"t": "Copy", "v": ["a0"]}]}, ()]},
+        {"t": "HostProgram", "v": [(), (), {"t": "tuple", "v": [{"t": "pickle", "v": ["x"]}]}]},
     ],
 )
 def test_malformed_data_is_refused(data: Any) -> None:

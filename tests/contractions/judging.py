@@ -49,6 +49,12 @@ def explained(
         return onepass.explain(function, *arguments, target=target, options=FREE)
 
 
+def make_library_slow(patch: pytest.MonkeyPatch) -> None:
+    """Kernels of ours wherever there can be one: the library's products and attention take a second each."""
+    for name in ("contractions.product_us", "contraction_rows.product_us", "library_attention.attention_us"):
+        patch.setattr(f"onepass.planner.{name}", lambda *_: 1e6)
+
+
 def products_left(explanation: onepass.Explanation) -> list[str]:
     """Matrix products that the library computes."""
     return [e.op for e in explanation.externs if set(e.op.split(".")) & set(PRODUCTS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import onepass
 from onepass.backend import record_compilations
 from onepass.ir.target import targets
+from onepass.planner.contractions import Chooser
 from onepass.runtime.triton_private import Interpreter
 from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left, without_gpu
+from tests.unbuilt import unbuilt
 
 pytest.importorskip("triton")
 Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
@@ -178,7 +181,8 @@ class _Matrix:
 def test_programs_that_stay_take_every_tile_once(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text for a chip with few processors, run with matrices in the place of its descriptors."""
     monkeypatch.setitem(targets(), "sm_90", replace(targets()["sm_90"], processors=processors))
-    arguments = half((512, 64), (512, 64), (256, 64), (256, 64))()
+    monkeypatch.setattr(Chooser, "apart", lambda *_: math.inf)  # whatever the library takes
+    arguments = half((512, 512), (512, 512), (256, 512), (256, 512))()
     (kernel,) = explained(projections, *arguments).kernels
     assert "tl.num_programs(0)" in kernel.source and kernel.source.count("flatten=True") == 3
     interpreter = Interpreter()
@@ -214,11 +218,13 @@ def test_builds(target: str, rows: int) -> None:
     assert built.shared_bytes <= targets()[target].shared_bytes
 
 
-def test_large_products_stay_with_the_library() -> None:
-    with FakeTensorMode(), torch.no_grad():
-        e = onepass.explain(projections, *fake(65536, 2048, 2048, 512, 512), target="sm_90", options=FREE)
-    assert not e.kernels and len(products_left(e)) == 3
-    assert any("side by side in one launch" in d.reason for d in e.rejected)
+@pytest.mark.parametrize(("target", "kernels"), [("sm_90", 1), ("gfx942", 0)])
+def test_large_products(target: str, kernels: int) -> None:
+    """Where nothing copies blocks they stay with the library."""
+    with FakeTensorMode(), torch.no_grad(), unbuilt():
+        e = onepass.explain(projections, *fake(65536, 2048, 2048, 512, 512), target=target, options=FREE)
+    assert len(e.kernels) == kernels and len(products_left(e)) == (0 if kernels else 3)
+    assert kernels or any("side by side in one launch" in d.reason for d in e.rejected)
 
 
 def test_the_reason_is_told() -> None:

@@ -11,6 +11,7 @@ import torch
 import onepass
 from onepass import compilation
 from onepass.backend import FallbackWarning
+from onepass.building import Building
 from onepass.errors import CompilerNotFound, KernelBuildError
 from onepass.ir.source import KernelSource
 from onepass.runtime.builders import InterpretedBuilder
@@ -92,7 +93,7 @@ def test_nothing_is_compiled_that_cannot_be_launched(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compilation, "launcher", missing)
     monkeypatch.setattr(compilation, "kernel_device", lambda _: "cuda")
     monkeypatch.setattr(compilation, "runs_here", lambda _: True)
-    monkeypatch.setattr(compilation, "_compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(Building, "run", lambda _: pytest.fail("compiled"))
     run = torch.compile(lambda x: x.sin() * 2, backend="onepass", options={"target": "sm_90", "cache": False})
     x = torch.randn(8)
     with pytest.warns(FallbackWarning, match="no C compiler"):

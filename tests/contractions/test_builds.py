@@ -13,11 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import onepass
 from onepass.ir.target import find_target
 from tests.chips import CHIPS, EVERY_CHIP
-from tests.contractions.judging import FREE, products_left
+from tests.contractions.judging import FREE, make_library_slow, products_left
 from tests.contractions.spellings import distance, scores
 
 pytest.importorskip("triton")
 SIZES = (64, 80, 96, 256)
+
+
+@pytest.fixture(autouse=True)
+def _slow_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_library_slow(monkeypatch)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

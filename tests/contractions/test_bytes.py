@@ -15,7 +15,7 @@ import onepass
 from onepass.backend import record_compilations
 from onepass.ir.target import targets
 from tests.chips import CHIPS
-from tests.contractions.judging import FREE, explained, interpreted, without_gpu
+from tests.contractions.judging import FREE, explained, interpreted, make_library_slow, without_gpu
 
 pytest.importorskip("triton")
 Arguments = Callable[[], tuple[Tensor, ...]]
@@ -118,7 +118,10 @@ def test_a_bare_product_stays_with_the_library() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows", [16, 4096])
 @pytest.mark.parametrize("target", CHIPS)
-def test_integers_build(target: str, rows: int, transposed: bool) -> None:
+def test_integers_build(target: str, rows: int, transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rows == 16:
+        make_library_slow(monkeypatch)
+
     def function(a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
         return dequantised(a, b.t() if transposed else b, s, t)
 
@@ -177,7 +180,8 @@ FLOATS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Arguments]] = {
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_floats(name: str) -> None:
+def test_floats(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_library_slow(monkeypatch)
     function, reference, arguments = FLOATS[name]
     given = arguments()
     with record_compilations() as records:

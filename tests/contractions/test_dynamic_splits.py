@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onepass.backend import record_compilations
 from onepass.planner import contraction_rows, contractions
-from onepass.schedule import contraction_split as split
+from onepass.schedule import product_kernels as split
 from tests.checking import DEVICE
 from tests.chips import CHIPS
 from tests.contractions.judging import explained, interpreted, judge, products_left
@@ -148,8 +148,9 @@ def test_dynamic_batch() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 16, 40])
 def test_long_sums(dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Split-K."""
+    """Split-K, whatever it costs on the chip."""
     monkeypatch.setattr(split, "PROGRAMS", 8)
+    monkeypatch.setattr(contractions, "product_us", lambda *_: math.inf)
 
     def function(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(a @ b + bias)
@@ -165,7 +166,7 @@ def test_long_sums(dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatc
 def test_columns_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """States of arg-max and variance that nothing has entered; in one kernel, whatever it costs on the chip."""
     monkeypatch.setattr(split, "_row_chunks", lambda *_: 7)
-    monkeypatch.setattr(contraction_rows, "_apart", lambda *_: math.inf)
+    monkeypatch.setattr(contraction_rows, "library_and_one", lambda *_: (math.inf, 0.0))
     monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
 
     def function(x: Tensor, w: Tensor, keep: Tensor) -> tuple[Tensor, ...]:

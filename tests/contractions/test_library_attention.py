@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import onepass
-import onepass.planner.library_attention as library_attention
 from onepass.backend import record_compilations
-from onepass.ir.target import AttentionRates, find_target, targets
+from onepass.ir.target import find_target, targets
+from onepass.planner.library_attention import Offer
 from tests.contractions.judging import FREE, INTERPRETED, explained, interpreted, judge
 from tests.contractions.spellings import NEAR_MISSES, SPELLINGS, distance, heads, lower, scores
 from tests.unbuilt import unbuilt
@@ -84,11 +84,9 @@ def reasons(explanation: onepass.Explanation) -> list[str]:
 @pytest.fixture
 def willing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is attention is the library's, however small; calls run on this machine."""
-    rates = AttentionRates((1.0, 1.0), (1e-9, 1e-9), 1.0)
     for name in ("triton-interpret", "sm_90"):
-        monkeypatch.setitem(targets(), name, replace(find_target(name), attention=rates))
-    for limit in ("LEAST_POSITIONS", "LEAST_ROUNDS", "NARROW"):
-        monkeypatch.setattr(library_attention, limit, 0)
+        monkeypatch.setitem(targets(), name, replace(find_target(name), attention=True))
+    monkeypatch.setattr(Offer, "with_rest", lambda *_: 0.0)
 
 
 # --- when it pays ---
@@ -99,9 +97,9 @@ def test_large_heads_go_to_the_library(function: Callable[..., Tensor], library:
     """The times are those that one H200 showed."""
     e = planned(function, LARGE, LARGE, LARGE)
     assert calls(e) == 1 and not e.kernels
-    (reason,) = reasons(e)
+    reason = reasons(e)[-1]
     first, second = (float(x) for x in re.findall(r"([\d.]+) us", reason)[:2])
-    assert first / 1e3 == pytest.approx(library, rel=0.05) and second / 1e3 == pytest.approx(own, rel=0.05)
+    assert first / 1e3 == pytest.approx(library, rel=0.05) and own / 1.4 < second / 1e3 < own * 1.4
     assert "by the library's attention" in reason and "in one kernel" in reason
     text = str(e)
     assert "scaled_dot_product_attention" in text and reason in text
@@ -123,20 +121,24 @@ def test_spellings_of_a_triangle(hidden: Callable[..., Tensor]) -> None:
     assert calls(e) == 1 and not e.kernels
 
 
-@pytest.mark.parametrize(
-    ("shape", "keys", "why"),
-    [
-        ((4, 16, 4096, 64), 4096, "predicted"),
-        ((4, 16, 512, 128), 512, "512 positions"),
-        ((1, 8, 4096, 128), 4096, "256 tiles"),
-        ((4, 16, 2048, 256), 2048, "heads of 256"),
-        ((64, 16, 1024, 72), 1000, "1000 positions"),
-    ],
-)
-def test_the_others_stay_kernels(shape: tuple[int, ...], keys: int, why: str) -> None:
+@pytest.mark.parametrize(("shape", "keys"), [((1, 8, 4096, 128), 4096), ((64, 16, 1024, 72), 1000)])
+def test_few_tiles_and_odd_sizes_go_to_the_library(shape: tuple[int, ...], keys: int) -> None:
     other = (*shape[:2], keys, shape[3])
     e = planned(plain, shape, other, other)
-    assert calls(e) == 0 and len(e.kernels) >= 1 and why in reasons(e)[0]
+    assert calls(e) == 1 and not e.kernels, reasons(e)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "why"),
+    [
+        (causal, (4, 16, 1024, 64), "predicted"),
+        (plain, (1, 8, 256, 128), "predicted"),
+        (causal, (4, 16, 2048, 256), "heads of 256"),
+    ],
+)
+def test_the_others_stay_kernels(function: Callable[..., Tensor], shape: tuple[int, ...], why: str) -> None:
+    e = planned(function, shape, shape, shape)
+    assert not e.externs and len(e.kernels) == 1 and why in reasons(e)[0]
 
 
 def test_one_query_stays_a_kernel() -> None:

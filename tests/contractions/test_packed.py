@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
-from onepass.analysis.digits import MOST_UNROLLED
+from onepass.analysis.parts import MOST_UNROLLED
 from tests.chips import CHIPS
-from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
+from tests.contractions.judging import FREE, explained, interpreted, judge, make_library_slow, products_left
 
 pytest.importorskip("triton")
 Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
@@ -233,8 +233,9 @@ def test_values(name: str) -> None:
 @pytest.mark.parametrize(
     "function", [interleaved, interleaved_repeated, interleaved_down, halves_down, halves_repeated]
 )
-def test_a_byte_is_read_once(function: Callable[..., Tensor]) -> None:
+def test_a_byte_is_read_once(function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both halves come from one load, and no lane chooses between them."""
+    make_library_slow(monkeypatch)
     arguments = (down if function in (interleaved_down, halves_down) else across)(16, 1024, 64)()
     source = explained(function, *arguments).kernels[0].source
     assert source.count("tl.dot(") == 2 and source.count("op_shr(") == 1
@@ -264,7 +265,10 @@ def test_builds(function: Callable[..., Tensor], target: str, rows: int) -> None
 @pytest.mark.parametrize("rows", [16, 4096])
 @pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("scale", [(), (4096, 1), (4096, 32)])
-def test_builds_of_float8(scale: tuple[int, ...], target: str, rows: int) -> None:
+def test_builds_of_float8(scale: tuple[int, ...], target: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rows == 16:
+        make_library_slow(monkeypatch)
+
     def function(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
         shape = (4096, 32, 128) if s.dim() == 2 and s.shape[1] > 1 else w.shape
         return F.linear(x, (w.to(x.dtype).view(shape) * (s[:, :, None] if len(shape) == 3 else s)).view(w.shape))

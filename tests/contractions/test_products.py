@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from tests.checking import DEVICE
-from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
+from tests.contractions.judging import FREE, explained, interpreted, judge, make_library_slow, products_left
 
 pytest.importorskip("triton")
 Program = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
@@ -207,7 +207,8 @@ OTHERS: dict[str, Program] = {
 
 
 @pytest.mark.parametrize("name", [*EPILOGUES, *RESULTS])
-def test_one_kernel(name: str) -> None:
+def test_one_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_library_slow(monkeypatch)
     function, arguments = (EPILOGUES | RESULTS)[name]
     e = explained(function, *arguments())
     assert len(e.kernels) == 1 and not products_left(e), [d.reason for d in e.rejected]

@@ -26,7 +26,7 @@ PROGRAMS = {f"{kind} {name}": program for kind, programs in KINDS.items() for na
 @pytest.fixture(autouse=True)
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """These sizes are for an interpreter: what can be one kernel is one. What pays is `test_row_planning.py`."""
-    monkeypatch.setattr(planning, "_apart", lambda *_: math.inf)
+    monkeypatch.setattr(planning, "library_and_one", lambda *_: (math.inf, 0.0))
     monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
 
 
@@ -227,7 +227,7 @@ def test_targets_out_of_range_are_not_read() -> None:
 @pytest.mark.parametrize("k", [32, 300])
 def test_columns_are_shared_out(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs leave states of their columns, which a second kernel merges: also those of arg-max and variance."""
-    import onepass.schedule.contraction_split as split
+    import onepass.schedule.product_kernels as split
 
     monkeypatch.setattr(split, "_row_chunks", lambda *_: 3)
 

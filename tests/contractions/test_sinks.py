@@ -138,4 +138,4 @@ def test_masks_are_in_the_prediction() -> None:
         q, k, v = (torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16) for _ in range(3))
         sinks = torch.empty(16, dtype=torch.bfloat16)
         whole, half, few = (explained(f, q, k, v, sinks).kernels[0].predicted_us for f in (twice, by_hand, windowed))
-    assert 0.45 < half / whole < 0.6 and few < 0.2 * whole
+    assert 0.4 < half / whole < 0.6 and few < 0.2 * whole

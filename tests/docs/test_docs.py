@@ -103,6 +103,23 @@ def test_there_are_at_most_twenty_options() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+    for target, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}, which does not exist"
+            assert not heading or heading in _headings(linked), (
+                f"{page.name} links to {target}#{heading}: no such heading"
+            )
+
+
+def _headings(page: Path) -> set[str]:
+    """The names by which a page's headings are linked to."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_source_files_exist(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for name in re.findall(r"`([\w./]+/[\w.]+\.(?:py|md|json|txt))`", text):
+        assert any((folder / name).exists() for folder in (ROOT / "src" / "onepass", ROOT)), f"{page.name}: {name}"

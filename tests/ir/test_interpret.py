@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onepass.ir.dtypes import DType
-from onepass.ir.expr import Expr, Index, Load, Part, Reduce, Scan, const, indirect, pointwise
+from onepass.ir.expr import Expr, Index, Load, Part, Reduce, const, indirect, pointwise
 from onepass.ir.interpret import evaluate
 from onepass.ir.poly import Axis, Poly
 from onepass.ir.program import Buffer
@@ -39,11 +39,6 @@ def test_welford_parts() -> None:
 def test_reduction_of_what_does_not_vary() -> None:
     value = Part(Reduce("sum", (Load(A, (I.poly(), Poly.ZERO)),), (K,)), 0)
     torch.testing.assert_close(run(value, I), X[:, 0] * 6)
-
-
-def test_scan() -> None:
-    value = Part(Scan("sum", (Load(A, (I.poly(), K.poly())),), K, J.poly()), 0)
-    torch.testing.assert_close(run(value, I, J), X.cumsum(1))
 
 
 def test_out_of_range_loads_are_masked() -> None:

@@ -234,7 +234,7 @@ def test_a_damaged_entry_is_measured_again(damage: bytes, monkeypatch: pytest.Mo
     cache = default_cache()
     (path,) = (cache.root / "times").glob("*.json")
     if damage == b"[1.0]":  # whole, but no pair
-        cache.write_times(path.stem, [1.0])
+        cache.write("times", path.stem, [1.0])
     else:
         path.write_bytes(damage)
     monkeypatch.setattr(judging, "_known", {})
@@ -306,7 +306,7 @@ def test_states_of_tiles_and_swept_rows_are_two_questions() -> None:
     def norms(x: Tensor, w: Tensor) -> Tensor:
         return torch.linalg.vector_norm((x @ w).float(), dim=-1)
 
-    result = compiled(norms, stopwatch, *normal((64, 32), (32, 300)))
+    result = compiled(norms, stopwatch, *normal((64, 32), (32, 3000)))
     assert {d.kind: d.accepted for d in decided(result) if d.kind in ("tiles", "rows")} == {
         "tiles": False,
         "rows": True,

@@ -42,11 +42,11 @@ def graph_file(cache: Cache, key: str = KEY) -> Path:
 
 
 def test_what_is_written_is_read(cache: Cache, tmp_path: Path) -> None:
-    assert cache.read_graph(KEY) is None
-    assert cache.write_graph(KEY, DATA)
-    assert cache.read_graph(KEY) == DATA
+    assert cache.read("graphs", KEY) is None
+    assert cache.write("graphs", KEY, DATA)
+    assert cache.read("graphs", KEY) == DATA
     assert cache.read_times(KEY) is None
-    assert cache.write_times(KEY, [94.5, 43.6]) and cache.read_times(KEY) == (94.5, 43.6)
+    assert cache.write("times", KEY, [94.5, 43.6]) and cache.read_times(KEY) == (94.5, 43.6)
     built = tmp_path / "k.so"
     built.write_bytes(b"machine code")
     assert cache.kernel(KEY) is None
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(cache: Cache, tmp_path: Path) -> None:
 
 
 def test_it_is_private(cache: Cache) -> None:
-    cache.write_graph(KEY, DATA)
+    cache.write("graphs", KEY, DATA)
     for folder in (cache.root, *(cache.root / name for name in ("graphs", "kernels", "times"))):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(graph_file(cache).stat().st_mode) == 0o600
@@ -80,30 +80,30 @@ def test_it_is_private(cache: Cache) -> None:
 def test_a_damaged_entry_is_removed_not_used(cache: Cache, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     built = tmp_path / "k.so"
     built.write_bytes(b"machine code")
-    cache.write_graph(KEY, DATA)
-    cache.write_times(KEY, [1.0, 2.0])
+    cache.write("graphs", KEY, DATA)
+    cache.write("times", KEY, [1.0, 2.0])
     stored = cache.add_kernel(KEY, built)
     assert stored is not None
     for path in (graph_file(cache), stored, cache.root / "times" / f"{KEY}.json"):
         path.write_bytes(damage(path.read_bytes()))
-    assert cache.read_graph(KEY) is None and cache.kernel(KEY) is None and cache.read_times(KEY) is None
+    assert cache.read("graphs", KEY) is None and cache.kernel(KEY) is None and cache.read_times(KEY) is None
     assert cache.count() == {"graphs": 0, "kernels": 0, "times": 0}
-    assert cache.write_graph(KEY, DATA) and cache.read_graph(KEY) == DATA
+    assert cache.write("graphs", KEY, DATA) and cache.read("graphs", KEY) == DATA
 
 
 @pytest.mark.parametrize("times", [[], [1.0, -1.0], [0.0], [float("nan")], [float("inf")], ["1"], [1]])
 def test_times_are_times(cache: Cache, times: list[Any]) -> None:
-    cache.write_times(KEY, times)
+    cache.write("times", KEY, times)
     assert cache.read_times(KEY) == (() if times == [] else None)
     assert cache.count()["times"] == (times == [])
 
 
 def test_clear_frees_everything(cache: Cache) -> None:
-    cache.write_graph(KEY, DATA)
+    cache.write("graphs", KEY, DATA)
     (cache.root / "kernels" / ".half.tmp").write_bytes(b"x")
     size = cache.size()
     assert cache.clear() == size > 0
-    assert cache.size() == 0 and cache.read_graph(KEY) is None
+    assert cache.size() == 0 and cache.read("graphs", KEY) is None
 
 
 def test_leftovers_of_killed_processes_go_by_age(cache: Cache) -> None:
@@ -112,18 +112,18 @@ def test_leftovers_of_killed_processes_go_by_age(cache: Cache) -> None:
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 10**6,) * 2)
     assert cache.count() == {"graphs": 0, "kernels": 0, "times": 0}
-    cache.write_graph(KEY, DATA)  # the first write of a process tidies
+    cache.write("graphs", KEY, DATA)  # the first write of a process tidies
     assert not old.exists() and young.exists()
-    assert cache.read_graph(KEY) == DATA
+    assert cache.read("graphs", KEY) == DATA
 
 
 def test_the_bound_evicts_what_was_unused_longest(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", bound_bytes=5_000)
     keys = [f"{n:064x}" for n in range(8)]
     for age, key in enumerate(keys):
-        cache.write_graph(key, "x" * 900)
+        cache.write("graphs", key, "x" * 900)
         os.utime(graph_file(cache, key), (time.time() - 10_000 * (8 - age),) * 2)
-    assert cache.read_graph(keys[0]) is not None  # used now, so it stays
+    assert cache.read("graphs", keys[0]) is not None  # used now, so it stays
     cache.trim()
     assert cache.size() <= 4_000
     assert graph_file(cache, keys[0]).exists() and not graph_file(cache, keys[1]).exists()
@@ -132,7 +132,7 @@ def test_the_bound_evicts_what_was_unused_longest(tmp_path: Path) -> None:
 def test_keys_cannot_leave_the_folder(cache: Cache) -> None:
     for key in ("../x", "a/b", "", ".x"):
         with pytest.raises(ValueError, match="key"):
-            cache.read_graph(key)
+            cache.read("graphs", key)
 
 
 # folders that cannot be used
@@ -150,7 +150,7 @@ def one_warning(action: Callable[[], Any], match: str) -> Any:
 def test_a_full_or_read_only_folder_costs_one_warning(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, code: int, call: str
 ) -> None:
-    cache.write_graph(KEY, DATA)
+    cache.write("graphs", KEY, DATA)
     real = getattr(os, call)
 
     def fails(*args: Any, **kwargs: Any) -> Any:
@@ -160,9 +160,11 @@ def test_a_full_or_read_only_folder_costs_one_warning(
 
     monkeypatch.setattr(cache_module.os, call, fails)
     other = "0b" * 32
-    assert one_warning(lambda: [cache.write_graph(other, DATA) for _ in range(3)], "cannot be written") == [False] * 3
-    assert cache.read_graph(other) is None
-    assert cache.read_graph(KEY) == DATA  # what is there is still used
+    assert (
+        one_warning(lambda: [cache.write("graphs", other, DATA) for _ in range(3)], "cannot be written") == [False] * 3
+    )
+    assert cache.read("graphs", other) is None
+    assert cache.read("graphs", KEY) == DATA  # what is there is still used
     assert not list(cache.root.rglob("*.tmp"))
 
 
@@ -182,42 +184,42 @@ def test_a_disk_that_fills_in_the_middle_of_a_write(cache: Cache, monkeypatch: p
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(cache_module, "open", Full, raising=False)
-    assert not one_warning(lambda: cache.write_graph(KEY, DATA), "No space left")
+    assert not one_warning(lambda: cache.write("graphs", KEY, DATA), "No space left")
     monkeypatch.undo()
-    assert cache.read_graph(KEY) is None and cache.size() == 0
+    assert cache.read("graphs", KEY) is None and cache.size() == 0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
 def test_a_read_only_folder(cache: Cache) -> None:
-    cache.write_graph(KEY, DATA)
+    cache.write("graphs", KEY, DATA)
     for folder in ("graphs", "kernels", "times"):
         (cache.root / folder).chmod(0o500)
     again = Cache(cache.root)
-    assert again.read_graph(KEY) == DATA
-    assert not one_warning(lambda: again.write_graph("0b" * 32, DATA), "cannot be written")
+    assert again.read("graphs", KEY) == DATA
+    assert not one_warning(lambda: again.write("graphs", "0b" * 32, DATA), "cannot be written")
 
 
 def test_a_place_where_no_folder_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = one_warning(lambda: Cache(tmp_path / "file" / "cache"), "cannot be used")
-    assert not cache.usable and not cache.write_graph(KEY, DATA) and cache.read_graph(KEY) is None
+    assert not cache.usable and not cache.write("graphs", KEY, DATA) and cache.read("graphs", KEY) is None
     assert (cache.size(), cache.clear(), cache.count()) == (0, 0, {"graphs": 0, "kernels": 0, "times": 0})
 
 
 @pytest.mark.parametrize("where", ["", "graphs", "kernels", "times"])
 def test_a_folder_others_can_write_to_is_refused(cache: Cache, where: str) -> None:
-    cache.write_graph(KEY, DATA)
+    cache.write("graphs", KEY, DATA)
     (cache.root / where).chmod(0o777)
     again = one_warning(lambda: Cache(cache.root), "other users")
-    assert again.read_graph(KEY) is None and not again.write_graph(KEY, DATA)
+    assert again.read("graphs", KEY) is None and not again.write("graphs", KEY, DATA)
     assert graph_file(cache).exists()  # not ours to remove
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
 def test_what_belongs_to_another_user_is_refused(cache: Cache) -> None:
-    cache.write_graph(KEY, DATA)
+    cache.write("graphs", KEY, DATA)
     os.chown(graph_file(cache), 12345, 12345)
-    assert cache.read_graph(KEY) is None
+    assert cache.read("graphs", KEY) is None
     os.chown(cache.root, 12345, 12345)
     assert not one_warning(lambda: Cache(cache.root), "another user").usable
 
@@ -241,8 +243,8 @@ def _write_and_read(root: str, rounds: int, failures: Any) -> None:
     cache = Cache(Path(root))
     for n in range(rounds):
         data = {"payload": "x" * 20_000}
-        cache.write_graph(KEY, data)
-        found = cache.read_graph(KEY)
+        cache.write("graphs", KEY, data)
+        found = cache.read("graphs", KEY)
         if found is not None and found != data:
             failures.put(n)
         if found is None:
@@ -265,7 +267,7 @@ def test_several_processes_write_one_key(cache: Cache) -> None:
 def _write_forever(root: str) -> None:
     cache = Cache(Path(root))
     while True:
-        cache.write_graph(KEY, {"payload": "x" * 3_000_000})
+        cache.write("graphs", KEY, {"payload": "x" * 3_000_000})
 
 
 def test_a_killed_writer_leaves_whole_entries(cache: Cache) -> None:
@@ -276,7 +278,7 @@ def test_a_killed_writer_leaves_whole_entries(cache: Cache) -> None:
         time.sleep(0.15)
         process.kill()
         process.join()
-        found = cache.read_graph(KEY)
+        found = cache.read("graphs", KEY)
         assert found is None or found == {"payload": "x" * 3_000_000}
 
 
@@ -317,9 +319,9 @@ def test_programs_with_live_objects_are_not_stored(cache: Cache) -> None:
 @pytest.mark.parametrize("spoil", ["host", "kernels", "record", "nodes", "constants"])
 def test_an_entry_of_another_form_is_removed(cache: Cache, spoil: str) -> None:
     save_graph(cache, KEY, entry())
-    data = cache.read_graph(KEY)
+    data = cache.read("graphs", KEY)
     data[spoil] = {"unknown": 1} if spoil in ("host", "record") else [{"unknown": 1}]
     if spoil in ("nodes", "constants"):
         del data[spoil]
-    cache.write_graph(KEY, data)
+    cache.write("graphs", KEY, data)
     assert load_graph(cache, KEY) is None and cache.count()["graphs"] == 0

@@ -108,7 +108,7 @@ def test_later_graphs_and_processes_do_not_tune_again(monkeypatch: pytest.Monkey
     assert second.record.kernels[0].schedule == first.record.kernels[0].schedule
     assert second.record.kernels[0].trials == first.record.kernels[0].trials
     for path in (default_cache().root / "times").glob("*.json"):
-        default_cache().write_trials(path.stem, {"trials": [{"none": 1}]})
+        default_cache().write("times", path.stem, {"trials": [{"none": 1}]})
     monkeypatch.setattr(tuning, "_decided", {})
     compile_graph(traced(lambda x, w: function(x, w).view(-1, 2), *inputs), target(), options, "inference", stopwatch)
     assert stopwatch.asked > asked

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from onepass.tuning import _parts_us
+from onepass.building import _parts_us
 from tests.tuning.planned import planned
 
 

@@ -220,8 +220,9 @@ def test_kernels_that_are_the_same_are_measured_once(chip: str) -> None:
     graph = planned(function, torch.randn(LARGE), torch.randn(LARGE), fuse=False)
     outcomes = tuned(graph, stopwatch)
     first, second = outcomes.values()
-    assert first == second and stopwatch.asked == 1 + 4
-    assert tuned(graph, stopwatch) == outcomes and stopwatch.asked == 1 + 4  # nor in another graph
+    asked = stopwatch.asked
+    assert first == second and asked == len(first.trials) > 1
+    assert tuned(graph, stopwatch) == outcomes and stopwatch.asked == asked  # nor in another graph
     other = Scripted([50], chip + " of another kind")
     assert tuned(graph, other) == outcomes and other.asked > 0
 

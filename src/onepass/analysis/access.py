@@ -5,13 +5,14 @@ Sizes with symbols are priced at the symbols' hints: profit may guess, legality 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
-from ..ir.poly import Axis, Poly, Symbol, product
+from ..ir.poly import Axis, Poly, Symbol
 from ..ir.program import Buffer
 
 NOMINAL_SIZE = 512  # of a symbol whose hint says nothing
@@ -33,7 +34,7 @@ def assumed_size(symbol: Symbol) -> int:
 
 
 def numel(shape: Iterable[Poly | Axis]) -> int:
-    return estimate(product(a.extent if isinstance(a, Axis) else a for a in shape))
+    return math.prod(estimate(a.extent if isinstance(a, Axis) else a) for a in shape)
 
 
 @lru_cache(maxsize=16384)
@@ -45,10 +46,7 @@ def storage_bytes(buffer: Buffer) -> int:
 
 def flat_offset(buffer: Buffer, index: tuple[Poly, ...]) -> Poly:
     """The element offset of an index."""
-    total = Poly.ZERO
-    for position, stride in zip(index, buffer.strides, strict=True):
-        total = total + position * stride
-    return total
+    return sum((position * stride for position, stride in zip(index, buffer.strides, strict=True)), Poly.ZERO)
 
 
 def load_bytes(load: Load) -> int:
@@ -63,19 +61,11 @@ def operation_cost(values: Iterable[Expr]) -> float:
     for e in postorder(list(values)):
         match e:
             case Pointwise():
-                total += OPS[e.op].cost * _points(e.axes)
+                total += OPS[e.op].cost * numel(e.axes)
             case Reduce():
-                total += MONOIDS[e.monoid].cost * _points(e.axes | frozenset(e.over))
+                total += MONOIDS[e.monoid].cost * numel(e.axes | frozenset(e.over))
             case Random():
-                total += RANDOM_COST * _points(e.axes)
-    return total
-
-
-@lru_cache(maxsize=16384)
-def _points(axes: frozenset[Axis]) -> int:
-    total = 1
-    for a in axes:
-        total *= estimate(a.extent)
+                total += RANDOM_COST * numel(e.axes)
     return total
 
 
@@ -86,10 +76,7 @@ def power_above(size: int | None) -> int:
 
 def tile_elements(axes: Iterable[Axis]) -> int:
     """Lanes of a tile that holds axes whole."""
-    count = 1
-    for a in axes:
-        count *= power_above(a.extent.constant)
-    return count
+    return math.prod(power_above(a.extent.constant) for a in axes)
 
 
 def is_dense(shape: Sequence[Poly], strides: Sequence[Poly]) -> bool:

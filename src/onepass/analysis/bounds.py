@@ -290,8 +290,4 @@ def assuming(value: Expr, held: Iterable[Poly], finished: Iterable[Expr]) -> Exp
     said = formulas([value])
     memo: dict[Expr, Expr] = {r: r for r in finished}
     memo |= {e: const(known, DType.BOOL) for e, f in said.items() if (known := decide(f, held)) is not None}
-
-    def fold(e: Expr) -> Expr | None:
-        return fold_logic(e) if isinstance(e, Pointwise) and e.op in ("bitand", "bitor", "bitnot") else None
-
-    return rewrite(value, fold, None, memo)
+    return rewrite(value, fold_logic, None, memo)

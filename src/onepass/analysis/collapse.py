@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import permutations
 
-from ..ir.expr import Expr, Load, Reduce, postorder, rewrite
-from ..ir.poly import Axis, Indirect, Poly
-from ..ir.program import Buffer
-from .access import flat_offset, numel
-from .inline import reductions
-from .nest import Nest, NestStore, aligned_along, offsets
+from ..ir.expr import Indirect, Reduce, rebind
+from ..ir.poly import Axis, Poly
+from .access import numel
+from .nest import Nest, accesses, aligned_along, offsets
 
 
 def collapse(nest: Nest) -> Nest:
-    """The nest with as few classes as its accesses allow; of one that is not split."""
+    """The nest with as few classes as its accesses allow. It must not be split."""
     assert nest.split is None
-    changed = True
-    while changed:
-        changed = False
-        for outer, inner in _neighbours(nest):
-            if _collapsible(nest, outer, inner):
-                nest = _collapsed(nest, outer, inner)
-                changed = True
-                break
+    for outer, inner in permutations(nest.classes, 2):
+        if _collapsible(nest, outer, inner):
+            return collapse(_collapsed(nest, outer, inner))
     return nest
 
 
@@ -31,12 +26,13 @@ def flatten(nest: Nest, vector_bytes: int) -> Nest:
 
     What is large is then read and written in whole vectors; what is small finds its place by dividing.
     """
-    if reductions(s.value for s in nest.stores) or any(a.extent.constant is None for a in nest.classes):
+    if nest.reductions or any(a.extent.constant is None for a in nest.classes):
         return nest
-    for outer, inner in _neighbours(nest):
+    largest = max(numel(s.domain) for s in nest.stores)
+    for outer, inner in permutations(nest.classes, 2):
         if aligned_along(nest, inner, vector_bytes) or any({outer, inner} - s.domain or s.region for s in nest.stores):
             continue
-        if all(_dense(p, outer, inner) for b, p in _places(nest) if 2 * numel(b.shape) > _largest(nest)):
+        if all(_dense(p, outer, inner) for b, p in accesses(nest) if 2 * numel(b.shape) > largest):
             return _collapsed(nest, outer, inner)
     return nest
 
@@ -47,31 +43,24 @@ def join(nest: Nest, outer: Axis, inner: Axis) -> Nest | None:
     None where a store or a reduction has only one of them.
     """
     halved = any((outer in s.domain) != (inner in s.domain) or s.region for s in nest.stores)
-    free = [frozenset(nest.bound.get(a, a) for a in r.axes) for r in reductions(s.value for s in nest.stores)]
+    free = [frozenset(nest.bound.get(a, a) for a in r.axes) for r in nest.reductions]
     if halved or any((outer in f) != (inner in f) for f in free) or _bound_pairs(nest, outer, inner) is None:
         return None
     return _collapsed(nest, outer, inner)
 
 
-def _places(nest: Nest) -> list[tuple[Buffer, Poly]]:
-    """Every buffer that is read or written, and where."""
-    loads = [e for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
-    found = [(e.buffer, e.index) for e in loads] + [(s.buffer, s.index) for s in nest.stores]
-    return [(buffer, flat_offset(buffer, index)) for buffer, index in found]
-
-
-def _largest(nest: Nest) -> int:
-    return max(numel(s.domain) for s in nest.stores)
+def merge(nest: Nest, classes: Sequence[Axis]) -> Nest:
+    """The nest with classes as one, the first of them outermost. Every reduction has all of them or none."""
+    first, *others = classes
+    for other in others:
+        nest = _collapsed(nest, first, other)
+        first = next(c for c in nest.classes if c.name == first.name + other.name)
+    return nest
 
 
 def _dense(offset: Poly, outer: Axis, inner: Axis) -> bool:
     """Whether an access walks rows one after another without gaps."""
     return offset.coefficient(inner) is Poly.ONE and offset.coefficient(outer) is inner.extent
-
-
-def _neighbours(nest: Nest) -> list[tuple[Axis, Axis]]:
-    """Pairs worth trying: some access has coefficient(outer) = extent(inner) * coefficient(inner)."""
-    return [(a, b) for a in nest.classes for b in nest.classes if a is not b]
 
 
 def _collapsible(nest: Nest, outer: Axis, inner: Axis) -> bool:
@@ -99,7 +88,7 @@ def _direct(offset: Poly) -> Poly:
 def _bound_pairs(nest: Nest, outer: Axis, inner: Axis) -> dict[Reduce, tuple[Axis, Axis]] | None:
     """For each reduction over both classes, its own axes of them; None if one has only one."""
     pairs: dict[Reduce, tuple[Axis, Axis]] = {}
-    for r in reductions(s.value for s in nest.stores):
+    for r in nest.reductions:
         a = next((x for x in r.over if nest.bound[x] is outer), None)
         b = next((x for x in r.over if nest.bound[x] is inner), None)
         if (a is None) != (b is None):
@@ -113,30 +102,23 @@ def _collapsed(nest: Nest, outer: Axis, inner: Axis) -> Nest:
     whole = Axis(f"{outer.name}{inner.name}", outer.extent * inner.extent)
     mapping = {outer: whole // inner.extent, inner: whole % inner.extent}
     bound = {a: whole if c is outer else c for a, c in nest.bound.items() if c is not inner}
-    renamed: dict[Axis, Axis] = {}
+    over: dict[Axis, tuple[Axis, ...]] = {}
     for a, b in (_bound_pairs(nest, outer, inner) or {}).values():
         joint = Axis(f"{a.name}{b.name}", a.extent * b.extent)
         mapping |= {a: joint // b.extent, b: joint % b.extent}
-        renamed |= {a: joint}
+        over |= {a: (joint,), b: ()}
         bound[joint] = whole
 
-    def rename(axes: Iterable[Axis]) -> list[Axis]:
-        return [whole if a is outer else a for a in axes if a is not inner]
-
-    def rebind(e: Expr) -> Expr | None:
-        if isinstance(e, Reduce) and any(a in renamed for a in e.over):
-            over = tuple(renamed.get(a, a) for a in e.over if a in renamed or a not in mapping)
-            return Reduce(e.monoid, e.inputs, over)
-        return None
+    def rename(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        return tuple(whole if a is outer else a for a in axes if a is not inner)
 
     stores = tuple(
-        NestStore(
-            s.buffer,
-            tuple(p.substitute(mapping) for p in s.index),
-            rewrite(s.value, rebind, mapping),
-            frozenset(rename(s.domain)),
-            s.region,
+        replace(
+            s,
+            index=tuple(p.substitute(mapping) for p in s.index),
+            value=rebind(s.value, mapping, over),
+            domain=frozenset(rename(s.domain)),
         )
         for s in nest.stores
     )
-    return Nest(stores, tuple(rename(nest.classes)), bound, tuple(rename(nest.outer)), nest.split)
+    return replace(nest, stores=stores, classes=rename(nest.classes), bound=bound, outer=rename(nest.outer))

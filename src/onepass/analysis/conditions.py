@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Index, Pointwise, const, pointwise, postorder, rewrite
+from ..ir.expr import Const, Expr, Index, Pointwise, const, postorder, rewrite
 from ..ir.poly import Axis, Poly, lower_bound, nonnegative, upper_bound
 
 _COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
@@ -20,24 +20,17 @@ MOST_DEPTH = 8  # of arithmetic on positions
 
 def has_conditions(values: Iterable[Expr]) -> bool:
     """Whether any comparison of index polys appears."""
-    return any(as_difference(e) is not None for e in postorder(list(values)))
+    return any(difference(e) is not None for e in postorder(list(values)))
 
 
-def as_difference(e: Expr) -> tuple[Poly, Poly] | None:
-    """(low, high) with the comparison equal to low < high."""
+def difference(e: Expr) -> Poly | None:
+    """The number that is positive where a comparison of positions holds; None for any other expression."""
     if not isinstance(e, Pointwise) or e.op not in _COMPARISONS:
         return None
     left, right = (position(a) for a in e.args)
     if left is None or right is None:
         return None
-    match e.op:
-        case "lt":
-            return left, right
-        case "le":
-            return left, right + 1
-        case "gt":
-            return right, left
-    return right, left + 1
+    return (right - left if e.op in ("lt", "le") else left - right) + (e.op in ("le", "ge"))
 
 
 def position(e: Expr, depth: int = MOST_DEPTH) -> Poly | None:
@@ -89,17 +82,13 @@ def breakpoints(values: Iterable[Expr], axis: Axis) -> set[Poly]:
     """Positions of `axis` where some comparison with it changes its outcome."""
     found: set[Poly] = set()
     for e in postorder(list(values)):
-        pair = as_difference(e)
-        if pair is None:
-            continue
-        difference = pair[1] - pair[0]  # true while > 0
-        coefficient = difference.coefficient(axis)
-        if coefficient is None or difference.axes != {axis}:
+        d = difference(e)
+        if d is None or d.axes != {axis} or (coefficient := d.coefficient(axis)) is None:
             continue
         if coefficient.constant == -1:  # rest - axis > 0
-            found.add(difference + axis)
+            found.add(d + axis)
         elif coefficient.constant == 1:  # axis + rest > 0
-            found.add(Poly.ONE - (difference - axis))
+            found.add(Poly.ONE - (d - axis))
     return found
 
 
@@ -131,25 +120,19 @@ def specialise(
         return values
 
     def fold(e: Expr) -> Expr | None:
-        pair = as_difference(e)
-        if pair is not None:
-            low, high = (p.substitute(bindings) for p in pair)
-            if nonnegative(high - low - 1):
-                return const(True, DType.BOOL)
-            return const(False, DType.BOOL) if nonnegative(low - high) else None
-        if isinstance(e, Pointwise) and e.op in ("bitand", "bitor", "bitnot"):
+        if (d := difference(e)) is None:
             return fold_logic(e)
-        if isinstance(e, Pointwise) and e.op == "where":
-            return pointwise("where", *e.args, dtype=e.dtype)
-        return None
+        d = d.substitute(bindings)
+        holds = nonnegative(d - 1)
+        return const(holds, DType.BOOL) if holds or nonnegative(-d) else None
 
     memo: dict[Expr, Expr] = {r: r for r in finished}
     return tuple(rewrite(v, fold, None, memo) for v in values)
 
 
-def fold_logic(e: Pointwise) -> Expr | None:
-    """What is left of an operation on bools when one side is known; None if neither is, or they are integers' bits."""
-    if e.dtype is not DType.BOOL:
+def fold_logic(e: Expr) -> Expr | None:
+    """What is left of an operation on bools when one side is known; None if neither is, and for any other value."""
+    if e.dtype is not DType.BOOL or not isinstance(e, Pointwise) or e.op not in ("bitand", "bitor", "bitnot"):
         return None
     if e.op == "bitnot":
         a = e.args[0]

@@ -8,51 +8,75 @@ that its terms are made of are computed again, tile by tile.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from ..ir.expr import (
-    Expr,
-    Index,
-    Load,
-    Part,
-    Random,
-    Reduce,
-    postorder,
-    rewrite,
-)
+from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder
 from ..ir.plan import Store
 from ..ir.poly import Axis, Poly
 from .access import estimate, flat_offset
-from .collapse import collapse
-from .digits import join_digits
 from .inline import reductions
-from .joined import single_apart
-from .nest import Nest, Refusal
+from .nest import Nest, NestStore, Refusal
+from .normalise import normalise
 from .operands import operands, sided
-from .scaling import scale_outside
-from .scores import in_base_two, positions_apart, unrounded
-from .shifts import extreme, settled
-from .single_row import ROW, with_row
+from .parts import cut_rows
+from .single_row import ROW
 from .unify import unify
 
 MOST_HELD = 256  # of an axis that a program holds whole beside a swept one
 LEAST_TILE = 16  # of a matrix unit
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A sum whose terms depend on a maximum: `h` of the maximum scales the sum (the transport rule).
+
+    `stand_in`: the maximum of a tile, in the terms of the sum over that tile.
+    """
+
+    top: Reduce
+    h: Expr
+    stand_in: Load | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Contraction:
-    """A nest of matrix products. `rows` and `columns` are classes of the result that a program has a tile of."""
+    """A nest of matrix products. `rows` and `columns` are classes of the result that a program has a tile of.
+
+    Columns that are reduced (`rows.py`) are the swept class, too. Tiles may leave states of reductions of the result
+    (`tile_states.py`): the values that enter such a reduction are stores of the nest, to nowhere.
+    """
 
     nest: Nest
     rows: Axis
     columns: Axis
     swept: Axis  # the class that the result's own reductions run over
     inner: tuple[Axis, ...]  # classes that products inside the sweep run over
+    held: bool = False  # columns are reduced, and one tile has all of them
+    beside: tuple[Reduce, ...] = ()  # reductions of rows over a class that products sum over (the logit of one target)
+    leaving: tuple[NestStore, ...] = ()  # stores of the products' kernel, where tiles leave states
+    waiting: tuple[NestStore, ...] = ()  # stores that depend on merged states
+    entering: dict[Reduce, tuple[Expr, ...]] = field(default_factory=dict)  # the inputs of a state, in a tile's axes
+    carried: dict[Reduce, Carried] = field(default_factory=dict)
 
     @property
     def grid(self) -> tuple[Axis, ...]:
         """Classes of which a program has one position."""
         return tuple(c for c in self.nest.classes if c in self.nest.stores[0].domain - {self.rows, self.columns})
+
+    @property
+    def reduces_columns(self) -> bool:
+        """Whether the result's own reductions run over the columns of its products."""
+        return self.columns is self.swept
+
+    @property
+    def passing(self) -> tuple[NestStore, ...]:
+        """Stores of swept columns: they depend on no reduction of the columns, so that every step stores its own."""
+        swept = self.reduces_columns and not self.held
+        return tuple(s for s in self.nest.stores if self.columns in s.domain) if swept else ()
+
+    def sweeps(self, reduce: Reduce) -> frozenset[Axis]:
+        """The classes a reduction runs over."""
+        return frozenset(self.nest.bound[a] for a in reduce.over)
 
 
 def largest_first(nest: Nest) -> Nest | Refusal:
@@ -69,18 +93,14 @@ def contract(stores: Iterable[Store]) -> Contraction | Refusal:
     stores = list(stores)
     found = _contract(stores)
     if isinstance(found, Refusal):
-        apart = [replace(s, value=single_apart(s.value)) for s in stores]
+        apart = [replace(s, value=cut_rows(s.value)) for s in stores]
         again = _contract(apart) if apart != stores else found
         return found if isinstance(again, Refusal) else again
     return found
 
 
 def _contract(stores: list[Store]) -> Contraction | Refusal:
-    nest = join_digits(collapse(unify(stores)))
-    if all(operands(r) is None for r in reductions(s.value for s in nest.stores)):
-        nest = with_row(nest)
-    nest = in_shared_base(replace(nest, stores=tuple(replace(s, value=prepared(s.value)) for s in nest.stores)))
-    ordered = largest_first(nest)
+    ordered = largest_first(normalise(unify(stores)))
     return ordered if isinstance(ordered, Refusal) else contract_nest(ordered)
 
 
@@ -104,21 +124,6 @@ def contract_nest(nest: Nest) -> Contraction | Refusal:
     contraction = Contraction(nest, rows, columns, swept.pop(), inner)
     reason = _obstacle(contraction, tops, inside)
     return contraction if reason is None else Refusal(reason)
-
-
-def prepared(value: Expr, kept: frozenset[Expr] = frozenset()) -> Expr:
-    """The value as a sweep computes it best; `kept` roundings stay."""
-    value = rewrite(value, extreme)
-    matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
-    value = settled(unrounded(value, kept.union(a for m in matrices for a in m.children)))
-    return rewrite(positions_apart(value), scale_outside)
-
-
-def in_shared_base(nest: Nest) -> Nest:
-    """Exponentials in base two, unless results would then disagree on the base and need their sums twice."""
-    changed = tuple(replace(s, value=in_base_two(s.value)) for s in nest.stores)
-    counts = [len(reductions(s.value for s in stores)) for stores in (changed, nest.stores)]
-    return replace(nest, stores=changed) if counts[0] <= counts[1] else nest
 
 
 def _rows_and_columns(nest: Nest, reduce: Reduce, sides: tuple[Expr, Expr]) -> tuple[Axis, Axis] | Refusal:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Pointwise, Reduce, const, pointwise, postorder
@@ -23,7 +23,7 @@ _CHOICES = frozenset(("where", "maximum", "minimum", "abs", "eq", "ne", "lt", "l
 
 def factor(e: Expr, r: Expr, axis: Axis) -> Expr | None:
     """h with e = G * exp(h(r)), in the multiplicative view; None if e is not of that form."""
-    if not _uses(e, r):
+    if not uses(e, r):
         return const(0.0, e.dtype)
     if not isinstance(e, Pointwise):
         return None
@@ -40,7 +40,7 @@ def factor(e: Expr, r: Expr, axis: Axis) -> Expr | None:
         case "where":
             condition, *sides = e.args
             chosen = next((b for a, b in (sides, sides[::-1]) if is_constant_zero(a)), None)
-            return factor(chosen, r, axis) if chosen is not None and not _uses(condition, r) else None
+            return factor(chosen, r, axis) if chosen is not None and not uses(condition, r) else None
         case "cast" | "widen" | "narrow" if e.args[0].dtype.is_float:
             return factor(e.args[0], r, axis)
     return None
@@ -50,7 +50,7 @@ def shift(e: Expr, r: Expr, axis: Axis) -> Expr | None:
     """h with e = g(x) + h(r), in the additive view."""
     if e is r:
         return r
-    if not _uses(e, r):
+    if not uses(e, r):
         return const(0.0, e.dtype)
     if not isinstance(e, Pointwise):
         return None
@@ -73,7 +73,7 @@ def shift(e: Expr, r: Expr, axis: Axis) -> Expr | None:
 
 def _is_choice(e: Expr, r: Expr) -> bool:
     """Whether it chooses between r and what is known before: 0 where r is infinite, or whichever is larger."""
-    steps = [x for x in postorder([e], into_reductions=False) if x is not r and _uses(x, r)]
+    steps = [x for x in postorder([e], into_reductions=False) if x is not r and uses(x, r)]
     return e in steps and all(isinstance(x, Pointwise) and (x.op in _CHOICES or _is_multiple(x)) for x in steps)
 
 
@@ -94,7 +94,8 @@ def is_constant_zero(e: Expr) -> bool:
     return isinstance(e, Const) and e.value == 0
 
 
-def _uses(e: Expr, r: Expr) -> bool:
+def uses(e: Expr, r: Expr) -> bool:
+    """Whether an expression reads another one, outside of reductions."""
     return any(node is r for node in postorder([e], into_reductions=False))
 
 
@@ -105,7 +106,7 @@ def holds(e: Expr, r: Expr, h: Expr) -> bool:
         others: dict[Expr, float] = {}
         old, new = ({r: draw.uniform(low, low + 2.0)} for low in (2.0, 4.0))
         values = [_number(x, known, others, draw) for known in (old, new) for x in (e, h)]
-        if any(_uses(x, r) for x in others):
+        if any(uses(x, r) for x in others):
             return False
         before, at_old, after, at_new = values
         if not math.isclose(before * math.exp(at_new - at_old), after, rel_tol=1e-9, abs_tol=1e-12):
@@ -138,15 +139,20 @@ def _number(e: Expr, known: dict[Expr, float], others: dict[Expr, float], draw: 
         if isinstance(node, Const):
             memo[node] = float(node.value)
         elif isinstance(node, Pointwise) and node.op in ARITHMETIC:
-            try:
-                memo[node] = ARITHMETIC[node.op](*(memo[a] for a in node.args))
-            except (OverflowError, ValueError, ZeroDivisionError):
-                memo[node] = math.nan
+            memo[node] = calculate(node.op, [memo[a] for a in node.args])
         else:
             if node not in others:
                 others[node] = float(draw.random() < 0.5) if node.dtype is DType.BOOL else draw.uniform(0.5, 2.0)
             memo[node] = others[node]
     return memo[e]
+
+
+def calculate(op: str, args: Iterable[float]) -> float:
+    """The result of an arithmetic operation in float64; NaN where it has none."""
+    try:
+        return ARITHMETIC[op](*args)
+    except (OverflowError, ValueError, ZeroDivisionError):
+        return math.nan
 
 
 ARITHMETIC: dict[str, Callable[..., float]] = {

@@ -9,8 +9,7 @@ not about positions is unknown.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +18,7 @@ from ..ir.expr import Const, Expr, Pointwise, postorder
 from ..ir.ops import CASTS
 from ..ir.poly import Poly, nonnegative
 from .conditions import position
+from .factor import ARITHMETIC
 
 MOST_LEAVES = 32  # of a formula; a larger one is unknown
 MOST_CHOICES = 4  # of a value that is one of several numbers
@@ -54,12 +54,7 @@ class Some:
 Formula: TypeAlias = Positive | Unknown | Every | Some
 Choices: TypeAlias = tuple[tuple[Formula, float], ...]  # numbers, each with what holds where it is the value
 ALWAYS, NEVER, UNKNOWN = Every(()), Some(()), Unknown()
-_COMPARED: dict[str, Callable[[float, float], bool]] = {
-    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne
-}  # fmt: skip
-_COMPUTED: dict[str, Callable[[float, float], float]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "maximum": max, "minimum": min
-}  # fmt: skip
+_COMPUTED = frozenset(("add", "sub", "mul", "maximum", "minimum"))
 _FLIPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
@@ -151,10 +146,10 @@ def _formula(e: Expr, found: dict[Expr, Formula], numbers: dict[Expr, Choices]) 
             return chosen(*(found[a] for a in e.args))
         case "cast" if e.args[0] in numbers:
             return some(c for c, value in numbers[e.args[0]] if value)
-        case op if op in _COMPARED:
+        case op if op in _FLIPPED:
             if all(a in numbers for a in e.args):
                 left, right = (numbers[a] for a in e.args)
-                return some(every((c, d)) for c, x in left for d, y in right if _COMPARED[op](x, y))
+                return some(every((c, d)) for c, x in left for d, y in right if ARITHMETIC[op](x, y))
             return _compared(op, *e.args)
     return UNKNOWN
 
@@ -206,7 +201,7 @@ def _choices(e: Expr, found: dict[Expr, Formula], numbers: dict[Expr, Choices]) 
         return _whole(e.dtype, list(numbers[e.args[0]]))
     if e.op in _COMPUTED:
         left, right = (numbers[a] for a in e.args)
-        pairs = [(every((c, d)), _COMPUTED[e.op](x, y)) for c, x in left for d, y in right]
+        pairs = [(every((c, d)), ARITHMETIC[e.op](x, y)) for c, x in left for d, y in right]
         return _whole(e.dtype, pairs) if all(_is_small(x) for _, x in (*left, *right)) else None
     return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..errors import VerifyError
-from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder, rewrite, substitute_axes
+from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder, rebind, rewrite, substitute_axes
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define
 from .one_hot import sum_of_one
@@ -22,23 +22,14 @@ def rename_bound(define: Define, places: dict[Reduce, int]) -> Expr:
 
     `places` remembers them: equal reductions of several defines stay equal.
     """
-    names: dict[Axis, Poly] = {}
-    owners: dict[Reduce, tuple[Axis, ...]] = {}
-    for e in postorder([define.value]):
-        if isinstance(e, Reduce):
-            place = places.setdefault(e, define.buffer.place)
-            owners[e] = tuple(Axis(f"{a.name}.{place:09d}", a.extent) for a in e.over)
-            names |= {a: n.poly() for a, n in zip(e.over, owners[e], strict=True)}
-    if not names:
+    found = [e for e in postorder([define.value]) if isinstance(e, Reduce)]
+    if not found:
         return define.value
-    if len(owners) > 1:
+    if len(found) > 1:
         raise VerifyError(f"{define.buffer!r} holds more than one reduction")
-    (over,) = owners.values()
-
-    def rename(e: Expr) -> Expr | None:
-        return Reduce(e.monoid, e.inputs, over) if isinstance(e, Reduce) else None
-
-    return rewrite(define.value, rename, names)
+    place = places.setdefault(found[0], define.buffer.place)
+    names = {a: Axis(f"{a.name}.{place:09d}", a.extent) for a in found[0].over}
+    return rebind(define.value, {a: n.poly() for a, n in names.items()}, {a: (n,) for a, n in names.items()})
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from ..ir.poly import Axis, Poly, product
 from ..ir.program import Buffer, View
 from .access import flat_offset
 from .contraction import Contraction
-from .factor import ARITHMETIC
+from .factor import ARITHMETIC, calculate
 from .formulas import Positive, formula_of
 from .inline import reductions
 from .nest import Refusal, opened
@@ -154,7 +154,7 @@ def _evaluate(root: Expr, known: dict[Expr, list[float]], masks: _Masks, seen: l
         elif len(given) < len(args):
             continue
         elif isinstance(e, Pointwise) and _is_arithmetic(e):
-            memo[e] = [_number(e.op, numbers) for numbers in zip(*given, strict=True)]
+            memo[e] = [calculate(e.op, numbers) for numbers in zip(*given, strict=True)]
         elif isinstance(e, Reduce) and e.monoid in ("sum", "max") and len(e.inputs) == 1:
             total = (sum if e.monoid == "sum" else max)(given[0])
             memo[e] = [total] * KEYS
@@ -173,13 +173,6 @@ def _is_arithmetic(e: Pointwise) -> bool:
     if e.op in ("eq", "ne"):
         return any(isinstance(a, Const) and math.isinf(float(a.value)) for a in e.args)
     return e.op in ARITHMETIC and e.dtype.is_float
-
-
-def _number(op: str, args: tuple[float, ...]) -> float:
-    try:
-        return ARITHMETIC[op](*args)
-    except (OverflowError, ValueError, ZeroDivisionError):
-        return math.nan
 
 
 def _scale(value: Expr, scores: Expr, values: Expr, masks: _Masks) -> float | Refusal:

@@ -7,10 +7,10 @@ what programs own, `collapse` merges neighbouring classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
-from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rewrite
+from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rebind
 from ..ir.poly import Axis, Poly, in_range
 from ..ir.program import Buffer
 from .access import flat_offset
@@ -48,6 +48,20 @@ class Nest:
     outer: tuple[Axis, ...] = ()
     split: Axis | None = None  # a reduced class that programs share out, partials finished by a second kernel
 
+    @property
+    def values(self) -> list[Expr]:
+        """The values of all stores."""
+        return [s.value for s in self.stores]
+
+    @property
+    def reductions(self) -> list[Reduce]:
+        """The reductions that the stores need, producers first."""
+        return reductions(self.values)
+
+    def with_values(self, change: Callable[[Expr], Expr]) -> Nest:
+        """The nest with another value for every store."""
+        return replace(self, stores=tuple(replace(s, value=change(s.value)) for s in self.stores))
+
     def domain_of(self, reduce: Reduce) -> frozenset[Axis]:
         """The classes a reduction iterates: free and bound."""
         return reduce.axes | {self.bound[a] for a in reduce.over}
@@ -76,34 +90,32 @@ def opened(nest: Nest) -> list[Expr]:
     For counting only: a class may be bound by one reduction and free around it.
     """
     mapping = {a: c.poly() for a, c in nest.bound.items()}
+    over = {a: (c,) for a, c in nest.bound.items()}
     memo: dict[Expr, Expr] = {}
+    return [rebind(value, mapping, over, memo) for value in nest.values]
 
-    def rebind(e: Expr) -> Expr | None:
-        return Reduce(e.monoid, e.inputs, tuple(nest.bound[a] for a in e.over)) if isinstance(e, Reduce) else None
 
-    return [rewrite(s.value, rebind, mapping, memo) for s in nest.stores]
+def accesses(nest: Nest) -> Iterable[tuple[Buffer, Poly]]:
+    """Every buffer that a store or a load touches, and at which offset."""
+    for s in nest.stores:
+        yield s.buffer, flat_offset(s.buffer, s.index)
+    for e in postorder(nest.values):
+        if isinstance(e, Load):
+            yield e.buffer, flat_offset(e.buffer, e.index)
 
 
 def offsets(nest: Nest) -> Iterable[Poly]:
-    """Where every store and load goes, and every position used as a number."""
-    for s in nest.stores:
-        yield flat_offset(s.buffer, s.index)
-    for e in postorder([s.value for s in nest.stores]):
+    """The offset of every store and load, and every position used as a number."""
+    yield from (offset for _, offset in accesses(nest))
+    for e in postorder(nest.values):
         match e:
-            case Load():
-                yield flat_offset(e.buffer, e.index)
-            case Index():
-                yield e.poly
-            case Random():
-                yield e.index
+            case Index(poly=position) | Random(index=position):
+                yield position
 
 
 def aligned_along(nest: Nest, vector: Axis, vector_bytes: int) -> bool:
     """Whether all rows that are contiguous along a class start where whole vectors do; else elements load alone."""
-    places = [(s.buffer, s.index) for s in nest.stores]
-    places += [(e.buffer, e.index) for e in postorder([s.value for s in nest.stores]) if isinstance(e, Load)]
-    for buffer, index in places:
-        offset = flat_offset(buffer, index)
+    for buffer, offset in accesses(nest):
         own = {a for a in offset.axes if nest.bound.get(a, a) is vector and offset.coefficient(a) is Poly.ONE}
         if own and any(c * buffer.dtype.bytes % vector_bytes for m, c in offset.terms if not own & set(m)):
             return False

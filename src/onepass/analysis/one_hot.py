@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir.expr import Const, Expr, Index, Part, Pointwise, Reduce, const, pointwise
+from ..ir.expr import Const, Expr, Index, Part, Pointwise, Reduce, const, pointwise, reduction_of
 from ..ir.poly import Axis, Poly
 
 _KEEP_ZERO = ("cast", "widen", "narrow", "neg")
@@ -16,8 +16,8 @@ _KEEP_ZERO = ("cast", "widen", "narrow", "neg")
 
 def sum_of_one(part: Part) -> Expr | None:
     """The value of a sum whose terms are zero but for one; None where it is not known to be one."""
-    reduce = part.source
-    if not isinstance(reduce, Reduce) or reduce.monoid != "sum":
+    reduce = reduction_of(part, "sum")
+    if reduce is None:
         return None
     for axis in reduce.over:
         found = _one_hot(reduce.inputs[0], axis)

@@ -4,8 +4,8 @@ In: the built `Kernel`, so the price is that of the kernel that runs. The statem
 number of times it is executed and the lanes it is executed for; lanes beyond the end of an axis idle but take their
 time. Out: a `Time`, one number for each limit a kernel may meet. Rates come from the target's table.
 
-The planner uses the price for groups without matrix products on GPUs. Regions around products are decided by a bound
-(`planner/regions.py`); on CPUs `planner/cost.py` decides, and the price adds cache lines that are not used.
+On GPUs the planner uses the price of every kernel, with and without matrix products. On CPUs `planner/cost.py` decides,
+and the price adds cache lines that are not used.
 """
 
 from __future__ import annotations
@@ -40,31 +40,43 @@ from ..ir.kernel import (
 )
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
-from ..ir.poly import Atom, Axis, Poly, Symbol
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
 from ..ir.program import Buffer
 from ..ir.target import Target
 from ..ir.time import Time
 from .access import RANDOM_COST, assumed_size, estimate, storage_bytes
+from .contraction import LEAST_TILE
 
 SECTOR, LINE = 32, 64  # bytes that memory hands out at once: to a GPU, to a core
 SAMPLES = 8  # positions of an axis that stand for all
 RARE = 0.05  # of the programs, those that enter a guarded block
-# Calibrated on one H200, 2026-11-16 (docs/decisions/0011); for other chips unmeasured.
-LOAD_US, FOLD_US, ISSUE_US = 0.45, 0.35, 0.002  # a step that loads; a fold across threads; one operation of a thread
+# Calibrated on one H200, 2026-11-18, on half of 1,189 kernels (docs/decisions/0011); for other chips unmeasured.
+LOAD_US, FOLD_US, ISSUE_US = 0.3, 0.25, 0.0014  # a step that loads; a fold across threads; one operation of a thread
+START_US = 0.08  # between two programs that start on one processor
 PIPELINED = 0.5  # of a step, where its loads run ahead
 LIVE_REGISTERS = 0.7  # of one that a live value takes: some are computed again, or stay narrow
 BASE_REGISTERS, AHEAD_REGISTERS = 20.0, 16.0  # of a thread: for addresses; for loads that run ahead
-MOST_PROGRAMS, MOST_THREADS = 32, 2048  # of a processor
 BUSY_WARPS = 4.0  # that keep a processor's lanes busy
 OWN_SHARE = 3.0  # times its share of the bandwidth that a processor draws where others idle
-CACHE_PART = 0.3  # of the shared cache that running programs find again
+CACHE_PART = 0.11  # of the shared cache that running programs find again
 NEAR_BYTES = 64 << 10  # a buffer of this size stays with each processor
-CACHE_ADDS = 0.05  # of the shorter of memory's and the cache's time
+CACHE_ADDS = 0.15  # of the shorter of memory's and the cache's time
 PAGE = 50.0  # bytes that a stretch of neighbours costs beyond its own
 ACCESS_COST = 6.0  # operations of one instruction that loads or stores
+DIGIT_COST = 6.0  # of a quotient or a remainder in an offset
+# Of the rate that matmuls of the library reach: a product of two matrices that hardware copies to shared memory; of
+# that, where threads load or compute one of them; where a product is computed anew in each step of a sweep; where only
+# one load runs ahead; where the second matrix has the fewest columns; on float32 operands that no matrix unit takes.
+MATRIX, COMPUTED, NESTED, ONE_AHEAD, NARROW, EXACT = 1.3, 0.59, 0.78, 0.68, 0.87, 1 / 45
+MATRIX_ROWS, MATRIX_COLUMNS = 64, 128  # of a tile that keeps the matrix unit busy
+MATRIX_DEPTH, STARTING_DEPTH = 64, 6.6  # of a step, and of one that would take as long as starting the unit
+FOLD_COST = 8_300.0  # operations of a fold across the threads of a program beside products
+STAYING = 2.5  # times as many programs seem to run at once where programs stay and take one tile after another
+COPIED_CACHE = 0.75  # of the time of reads from the shared cache, where hardware copies matrices
 # Operations that the hardware of a GPU helps with, or hinders, in multiply-adds.
 GPU_COSTS = {
     "exp": 6.0, "exp2": 4.0, "log": 7.0, "log2": 5.0, "sin": 40.0, "cos": 40.0, "tan": 60.0, "div": 6.0, "rsqrt": 4.0,
+    "tanh": 6.0,
 }  # fmt: skip
 GPU_MONOIDS = {"argmax": 30.0, "argmin": 30.0, "welford": 12.0, "welford_merge": 16.0}
 
@@ -95,7 +107,12 @@ class _Program:
         self.count = math.prod(self.extents.values())
         self.tiles: dict[Axis, tuple[int, float]] = {}  # open tile axis -> lanes, the part of them that counts
         self.axes: dict[str, frozenset[Axis]] = {}  # a value -> the tile axes it varies along
-        self.operations = self.products = 0.0
+        self.operations = 0.0
+        self.products = 0.0  # multiply-adds, at the rate of the library's matmuls
+        self.copied: dict[str, Poly] = {}  # matrices that hardware copies to shared memory, and their offsets
+        self.shared_bytes = self.loop_bytes = 0.0  # of the program; of the loop with most
+        self.loops = 0  # open around the current statement
+        self.folds = 0.0  # across threads
         self.clock = 0  # statements so far
         self.made: dict[str, tuple[int, float]] = {}  # a value -> when it was made, its registers of one thread
         self.used: dict[str, int] = {}  # when it was last used
@@ -142,8 +159,14 @@ class _Program:
             return self._vector(s, times)
         steps, before = max(1.0, self._steps(s)), self.clock
         self.extents[s.axis] = max(1, math.ceil(steps))
+        self.loops += 1
+        before_loop = self.shared_bytes
         loads = any(isinstance(x, LoadElement | LoadTile) for x in s.body)
         step = self.block(s.body, times * steps)
+        self.loops -= 1
+        if not self.loops:  # loops that follow each other use the same shared memory
+            self.loop_bytes = max(self.loop_bytes, self.shared_bytes - before_loop)
+            self.shared_bytes = before_loop
         for name, when in self.used.items():  # what comes from before the loop stays until it ends
             if when > before and self.made.get(name, (before,))[0] <= before:
                 self.used[name] = self.clock
@@ -185,12 +208,37 @@ class _Program:
             case Rescale():
                 axes, cost = self._open(s.accumulator.tiles) | self._of([s.factor]), 1.0
             case Contract():
-                axes, cost = self._of([s.left, s.right]), 0.0
-                self._define(s.var, axes - set(s.summed))
-                self.products += times * self._lanes(axes - set(s.summed[1:]))
+                return self._contract(s, times)
             case _:
                 return 0.0
         return self._operate(axes, cost, times)
+
+    def _contract(self, s: Contract, times: float) -> float:
+        left, right = (self._of([side]) for side in (s.left, s.right))
+        self._define(s.var, (left | right) - set(s.summed))
+        rows, columns = (self._lanes(side - set(s.summed)) for side in (left, right))
+        rate = MATRIX * min(1.0, rows / MATRIX_ROWS)
+        rate *= NARROW + (1.0 - NARROW) * min(1.0, (columns - LEAST_TILE) / (MATRIX_COLUMNS - LEAST_TILE))
+        copied = [self._as_it_is(side, s) for side in (s.left, s.right)]
+        rate *= 1.0 if all(copied) else COMPUTED
+        rate *= NESTED if s.accumulator is None else ONE_AHEAD if self.stages <= 2 else 1.0
+        depth = self._lanes(left & set(s.summed))
+        rate *= (1.0 + STARTING_DEPTH / MATRIX_DEPTH) * depth / (depth + STARTING_DEPTH)
+        if s.operands.bytes == 4:
+            rate *= 0.5 if s.precision == "tf32" else EXACT
+        elif s.operands.bytes == 1:
+            rate *= 2.0
+        self.products += times * self._lanes((left | right) - set(s.summed[1:])) / rate
+        if not copied[1]:  # the second matrix is always in shared memory
+            self.shared_bytes += self._lanes(right) * s.operands.bytes
+        return 0.0
+
+    def _as_it_is(self, side: Operand, s: Contract) -> bool:
+        """Whether a matrix goes from memory to the matrix unit by hardware; bytes do along the sum only."""
+        offset = self.copied.get(side.name) if isinstance(side, Var) else None
+        if offset is None or s.operands.bytes > 1:
+            return offset is not None
+        return any(offset.coefficient(a) is Poly.ONE for a in s.summed)
 
     def _define(self, var: Var, axes: frozenset[Axis]) -> None:
         self.axes[var.name] = axes
@@ -233,7 +281,9 @@ class _Program:
             self.used[s.accumulator.name] = self.clock
         if not over:
             return 0.0
-        spent = self._operate(axes, GPU_MONOIDS.get(monoid, MONOIDS[monoid].cost), times)
+        cost = GPU_MONOIDS.get(monoid, MONOIDS[monoid].cost)
+        spent = self._operate(axes, cost, times)
+        self.folds += times
         return spent + FOLD_US * len(s.parts)
 
     # --- memory ---
@@ -242,6 +292,11 @@ class _Program:
         buffer = s.buffer if isinstance(s, LoadElement) else s.descriptor.buffer
         axes = self._of([s.offset])
         self._define(s.var, axes)
+        if isinstance(s, LoadTile):
+            self.copied[s.var.name] = s.offset
+        if (self.loops and self.stages > 1) or isinstance(s, LoadTile):
+            ahead = self.stages if self.loops else 1
+            self.shared_bytes += self._lanes(axes) * buffer.dtype.bytes * ahead
         self._move(buffer, s.offset, axes, times)
 
     def _store(self, s: StoreElement | StoreTile, times: float) -> None:
@@ -254,7 +309,9 @@ class _Program:
         asked = self.count * times * lanes * width
         run *= width
         if self.target.warp:
-            self.operations += times * ACCESS_COST * self._lanes(axes) * width / self._vector_bytes(offset, axes, width)
+            digits = sum(isinstance(a, Quotient | Remainder) and bool(a.numerator.axes & axes) for a in offset.atoms())
+            cost = ACCESS_COST * width / self._vector_bytes(offset, axes, width) + DIGIT_COST * digits
+            self.operations += times * cost * self._lanes(axes)
         line = SECTOR if self.target.warp else LINE
         inflated = 1.0 if run >= 4 * line else (math.ceil(run / line) * line) / run
         start = sum(c for m, c in offset.terms if not m)
@@ -354,36 +411,38 @@ def price(kernel: Kernel, target: Target) -> Time:
 def _time(kernel: Kernel, p: _Program, waits: float, target: Target) -> Time:
     resident = _resident(kernel, p, target)
     places = target.processors * resident
-    programs = estimate(kernel.programs) if kernel.resident else p.count
     rounds = p.count / places
     if rounds <= 8:
         rounds = math.ceil(rounds)
-    busy = min(1.0, programs / target.processors)
-    warps = min(resident, max(1.0, programs / target.processors)) * kernel.warps
-    scalar = p.count * p.operations / (target.operations_per_us * busy * min(1.0, warps / BUSY_WARPS))
-    matrix = p.count * p.products / (target.products_per_us * busy) if p.products else 0.0
+    each = p.count / target.processors  # programs of a processor; the one that has most of them is done last
+    work = math.ceil(each) * target.processors
+    warps = min(resident, max(1.0, each)) * kernel.warps
+    operations = p.operations + (FOLD_COST * p.folds if p.products else 0.0)
+    memory, cache = _memory(p, min(1.0, OWN_SHARE * each), places, target)
+    if not p.products:
+        memory, cache = max(memory, cache) + CACHE_ADDS * min(memory, cache), 0.0
     return Time(
-        memory_us=_memory(p, min(1.0, OWN_SHARE * busy), places, target),
-        scalar_us=scalar,
-        matrix_us=matrix,
+        memory_us=memory,
+        cache_us=COPIED_CACHE * cache,
+        scalar_us=work * operations / (target.operations_per_us * min(1.0, warps / BUSY_WARPS)),
+        matrix_us=work * p.products / target.products_per_us if p.products else 0.0,
         serial_us=rounds * waits,
+        start_us=START_US * each,
         launch_us=target.launch_us,
         programs=p.count,
         resident=resident,
-        at_once=min(float(resident), p.count / target.processors),
+        at_once=min(float(resident), each) * (STAYING if kernel.resident else 1.0),
     )
 
 
 def _resident(kernel: Kernel, p: _Program, target: Target) -> int:
     """Programs that one processor holds at once, as far as values say before the kernel is built."""
-    by_threads = MOST_THREADS // p.threads
     registers = min(255.0, BASE_REGISTERS + LIVE_REGISTERS * p.live + (AHEAD_REGISTERS if kernel.stages else 0.0))
-    by_registers = int(target.registers / (registers * p.threads))
-    return max(1, min(by_threads, by_registers, MOST_PROGRAMS))
+    return max(1, target.resident_programs(int(registers), int(p.shared_bytes + p.loop_bytes), p.threads))
 
 
-def _memory(p: _Program, share: float, places: int, target: Target) -> float:
-    """First touches at the rate of memory, everything else at the rate of the cache that all processors share."""
+def _memory(p: _Program, share: float, places: int, target: Target) -> tuple[float, float]:
+    """First touches at the rate of memory, everything at the rate of the cache that all processors share."""
     fetched = cached = 0.0
     active = min(1.0, places / p.count)
     for buffer, t in p.traffic.items():
@@ -394,8 +453,7 @@ def _memory(p: _Program, share: float, places: int, target: Target) -> float:
         scattered = sum(a * (1.0 + PAGE / run) for a, run in t.places.values()) / max(1.0, asked)
         fetched += (unique if stays else unique + again) * scattered
         cached += t.sectors if unique > NEAR_BYTES else min(t.sectors, unique * min(target.processors, p.count))
-    memory, cache = fetched / target.memory_bytes_per_us, cached / target.cache_bytes_per_us
-    return (max(memory, cache) + CACHE_ADDS * min(memory, cache)) / share
+    return fetched / (target.memory_bytes_per_us * share), cached / (target.cache_bytes_per_us * share)
 
 
 def _side_by_side(times: list[Time]) -> Time:
@@ -404,7 +462,9 @@ def _side_by_side(times: list[Time]) -> Time:
         memory_us=sum(t.memory_us for t in times),
         scalar_us=sum(t.scalar_us for t in times),
         matrix_us=sum(t.matrix_us for t in times),
+        cache_us=sum(t.cache_us for t in times),
         serial_us=sum(t.serial_us for t in times),
+        start_us=sum(t.start_us for t in times),
         launch_us=times[0].launch_us,
         programs=sum(t.programs for t in times),
         resident=min(t.resident for t in times),

@@ -7,23 +7,21 @@ y[n] over n:12 beside y[4 * i + j] over i:3, j:4 becomes y[4 * n0 + n1].
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from ..ir.expr import Expr, Index, Load, Random, Reduce, postorder, rewrite
+from ..ir.expr import Expr, Index, Load, Random, Reduce, postorder, rebind
 from ..ir.poly import Axis, Poly, Quotient, Remainder, product
 from ..ir.program import Buffer
 
 
 def polys_of(values: Iterable[Expr]) -> Iterable[Poly]:
     """Every index poly in the expressions."""
-    for e in postorder(list(values)):
+    for e in postorder(values):
         match e:
             case Load():
                 yield from e.index
-            case Index():
-                yield e.poly
-            case Random():
-                yield e.index
+            case Index(poly=position) | Random(index=position):
+                yield position
 
 
 def divisors(polys: Iterable[Poly]) -> dict[Axis, set[Poly]]:
@@ -42,12 +40,7 @@ def divisors(polys: Iterable[Poly]) -> dict[Axis, set[Poly]]:
             stack.append(atom.numerator)
             base, scale = atom.numerator, atom.denominator
             inner = next(iter(base.atoms()), None)
-            if (
-                len(base.terms) == 1
-                and base.terms[0][1] == 1
-                and isinstance(inner, Quotient)
-                and len(base.terms[0][0]) == 1
-            ):
+            if isinstance(inner, Quotient) and base is inner.poly():
                 base, scale = inner.numerator, inner.denominator * scale
             if base.axis is not None:
                 found.setdefault(base.axis, set()).add(scale)
@@ -87,27 +80,26 @@ Triple = tuple[tuple[Axis, ...], tuple[Poly, ...], Expr]  # axes, store index, v
 
 def refine(stores: list[Triple]) -> list[Triple]:
     """Split axes until no useful division is left, nor a dimension that one store walks whole and another in digits."""
-    stores = [_refine_store(*s) for s in stores]
+    stores = [store for s in stores for store in _split_by([s], _own_divisors)]
+    return _split_by(stores, _common_divisors)
+
+
+def _split_by(stores: list[Triple], divided: Callable[[list[Triple]], dict[Axis, set[Poly]]]) -> list[Triple]:
+    """Stores with axes split by the numbers that they are divided by, as long as such axes are found."""
     for _ in range(4):
-        by = _common_divisors([value for _, _, value in stores])
-        splits = {a: parts for a, steps in by.items() if (parts := split_axis(a, steps)) is not None}
+        splits = {a: parts for a, by in divided(stores).items() if (parts := split_axis(a, by)) is not None}
         if not splits:
             break
         stores = [_split(*s, splits) for s in stores]
     return stores
 
 
-def _refine_store(axes: tuple[Axis, ...], index: tuple[Poly, ...], value: Expr) -> Triple:
-    for _ in range(4):
-        bound = {a for e in postorder([value]) if isinstance(e, Reduce) for a in e.over}
-        splits: dict[Axis, tuple[Axis, ...]] = {}
-        for axis, by in divisors(polys_of([value])).items():
-            if (axis in bound or axis in axes) and (parts := split_axis(axis, by)) is not None:
-                splits[axis] = parts
-        if not splits:
-            break
-        axes, index, value = _split(axes, index, value, splits)
-    return axes, index, value
+def _own_divisors(stores: list[Triple]) -> dict[Axis, set[Poly]]:
+    """The numbers by which positions divide the axes of stores and of their reductions."""
+    values = [value for _, _, value in stores]
+    own = {a for axes, _, _ in stores for a in axes}
+    own |= {a for e in postorder(values) if isinstance(e, Reduce) for a in e.over}
+    return {a: by for a, by in divisors(polys_of(values)).items() if a in own}
 
 
 def _split(
@@ -115,17 +107,17 @@ def _split(
 ) -> Triple:
     """A store with some axes replaced by their parts."""
     mapping = {a: joined(parts) for a, parts in splits.items()}
-    value = _substitute(value, mapping, splits)
+    value = rebind(value, mapping, splits)
     index = tuple(p.substitute(mapping) for p in index)
     return tuple(part for a in axes for part in splits.get(a, (a,))), index, value
 
 
-def _common_divisors(values: list[Expr]) -> dict[Axis, set[Poly]]:
-    """For axes that walk a dimension of a buffer which other loads walk in digits: the steps of those digits."""
+def _common_divisors(stores: list[Triple]) -> dict[Axis, set[Poly]]:
+    """For axes that walk a dimension of a buffer which other loads walk in digits: the steps of these digits."""
     found: dict[Axis, set[Poly]] = {}
     whole: dict[tuple[Buffer, int], set[Axis]] = {}
     digits: dict[tuple[Buffer, int], set[Poly]] = {}
-    for e in postorder(values):
+    for e in postorder(value for _, _, value in stores):
         if not isinstance(e, Load):
             continue
         for k, (p, size) in enumerate(zip(e.index, e.buffer.shape, strict=True)):
@@ -149,12 +141,3 @@ def _digits(poly: Poly, size: Poly) -> set[Poly]:
         total = total * steps.pop(total).extent
     covered = not steps and total is size
     return above if covered and not poly.substitute(dict.fromkeys(poly.axes, Poly.ZERO)).terms else set()
-
-
-def _substitute(value: Expr, mapping: dict[Axis, Poly], splits: dict[Axis, tuple[Axis, ...]]) -> Expr:
-    def widen(e: Expr) -> Expr | None:
-        if isinstance(e, Reduce) and any(a in splits for a in e.over):
-            return Reduce(e.monoid, e.inputs, tuple(p for a in e.over for p in splits.get(a, (a,))))
-        return None
-
-    return rewrite(value, widen, mapping)

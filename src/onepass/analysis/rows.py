@@ -8,62 +8,31 @@ inside; what waits for the reductions has no columns then. Nothing of rows x col
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
-from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Pointwise, Reduce, const, pointwise, postorder, rewrite
-from ..ir.ops import DISCONTINUOUS
+from ..ir.expr import Expr, Reduce
 from ..ir.plan import Store
 from ..ir.poly import Axis
 from .access import estimate
-from .collapse import collapse
-from .contraction import Contraction, contract, in_shared_base, largest_first, prepared, varying
-from .factor import same_number
+from .contraction import Contraction, contract, largest_first, varying
 from .inline import reductions
-from .nest import Nest, NestStore, Refusal, direct_reductions
+from .nest import Nest, Refusal
+from .normalise import normalise
 from .operands import operands
 from .unify import unify
 
 MOST_COLUMNS = 512  # of a row that a program holds
-LARGEST_FACTOR = 2.0**100  # with a reciprocal that is an ordinary number, too
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowContraction(Contraction):
-    """Products whose columns are reduced: `columns` and `swept` are the same class, `inner` those of the products.
-
-    `beside`: reductions of rows over a class that products sum over (the logit of one target).
-    """
-
-    held: bool  # all columns are in one tile
-    beside: tuple[Reduce, ...]
-
-    @property
-    def passing(self) -> tuple[NestStore, ...]:
-        """Stores of swept columns: they wait for no reduction of them, so that every step stores its own."""
-        return () if self.held else tuple(s for s in self.nest.stores if self.columns in s.domain)
-
-    def is_product(self, reduce: Reduce) -> bool:
-        """Whether the matrix unit computes it."""
-        return operands(reduce) is not None
 
 
 def arrange(stores: Iterable[Store]) -> Contraction | Refusal:
     """The program of a group with products: of the result's rows and columns, or of rows alone."""
     stores = list(stores)
     found = contract(stores)
-    if not isinstance(found, Refusal):
-        return found
-    rows = contract_rows(stores)
-    return found if isinstance(rows, Refusal) else rows
+    return contract_rows(stores) if isinstance(found, Refusal) else found
 
 
-def contract_rows(stores: Iterable[Store]) -> RowContraction | Refusal:
+def contract_rows(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes where a product's rows are reduced, or why it is no such group."""
-    nest = collapse(unify(list(stores)))
-    stored = tuple(replace(s, value=prepared_rows(s.value)) for s in nest.stores)
-    nest = in_shared_base(replace(nest, stores=stored))
-    ordered = largest_first(nest)
+    ordered = largest_first(normalise(unify(list(stores)), rows=True))
     if isinstance(ordered, Refusal):
         return ordered
     nest = ordered
@@ -80,44 +49,9 @@ def contract_rows(stores: Iterable[Store]) -> RowContraction | Refusal:
     beside = tuple(r for r in found if r not in products and not nest.sweeps(r, columns))
     size = columns.extent.constant
     held = size is not None and size <= MOST_COLUMNS
-    c = RowContraction(nest, rows, columns, columns, inner, held, beside)
+    c = Contraction(nest, rows, columns, columns, inner, held, beside)
     reason = _obstacle(c, found)
     return c if reason is None else Refusal(reason)
-
-
-def prepared_rows(value: Expr) -> Expr:
-    """The value as a sweep computes it best: divisions of a product by a number are multiplications."""
-    kept = _jumping(value)
-
-    def multiplied(e: Expr) -> Expr | None:
-        if not isinstance(e, Pointwise) or e.op != "div" or e.dtype is not DType.F32 or e in kept:
-            return None
-        x, by = e.args
-        if not isinstance(by, Const) or not 1 / LARGEST_FACTOR < abs(float(by.value)) < LARGEST_FACTOR:
-            return None
-        if not any(operands(r) is not None for r in direct_reductions([x])):
-            return None
-        product = pointwise("mul", x, const(1 / float(by.value), DType.F32))
-        return product if same_number(e, product) else None
-
-    return rewrite(prepared(value, kept), multiplied)
-
-
-def _jumping(value: Expr) -> frozenset[Expr]:
-    """What discontinuous operations read: they see values rounded as eager has them, and the largest of them, too."""
-    roots: list[Expr] = []
-    for e in postorder([value]):
-        match e:
-            case Reduce(monoid="argmax" | "argmin"):
-                roots += e.inputs
-            case Pointwise() if e.op in DISCONTINUOUS or (e.op == "cast" and not e.dtype.is_float):
-                roots += e.args
-    found: set[Expr] = set()
-    while roots:
-        read = [e for e in postorder(roots, into_reductions=False) if e not in found]
-        found.update(read)
-        roots = [x for e in read if isinstance(e, Reduce) and e.monoid in ("max", "min") for x in e.inputs]
-    return frozenset(found)
 
 
 def _rows(nest: Nest, product: Reduce, columns: Axis) -> Axis | None:
@@ -137,7 +71,7 @@ def sided_by(nest: Nest, sides: tuple[Expr, ...], columns: Axis) -> tuple[Expr, 
     return (sides[1], sides[0]) if with_columns == [True, False] else None
 
 
-def _obstacle(c: RowContraction, found: list[Reduce]) -> str | None:
+def _obstacle(c: Contraction, found: list[Reduce]) -> str | None:
     result = frozenset((*c.grid, c.rows))
     if c.rows in c.inner or c.columns in c.inner or any(a in result for a in c.inner):
         return "an axis of the result is also summed over"
@@ -146,13 +80,13 @@ def _obstacle(c: RowContraction, found: list[Reduce]) -> str | None:
     if len(c.passing) == len(c.nest.stores):
         return "nothing is made of the reductions"
     for r in found:
-        reason = _product_obstacle(c, r) if c.is_product(r) else _reduction_obstacle(c, r, result)
+        reason = _product_obstacle(c, r) if operands(r) is not None else _reduction_obstacle(c, r, result)
         if reason is not None:
             return reason
     return None
 
 
-def _product_obstacle(c: RowContraction, r: Reduce) -> str | None:
+def _product_obstacle(c: Contraction, r: Reduce) -> str | None:
     sides = sided_by(c.nest, operands(r) or (), c.columns)
     if sides is None or c.rows not in sides[0].axes or c.rows in sides[1].axes:
         return "two products have other rows or columns"
@@ -166,7 +100,7 @@ def _product_obstacle(c: RowContraction, r: Reduce) -> str | None:
     return None
 
 
-def _reduction_obstacle(c: RowContraction, r: Reduce, result: frozenset[Axis]) -> str | None:
+def _reduction_obstacle(c: Contraction, r: Reduce, result: frozenset[Axis]) -> str | None:
     if len(r.over) != 1:
         return "a reduction over several axes of a product"
     if not r.axes <= result:
@@ -178,7 +112,7 @@ def _reduction_obstacle(c: RowContraction, r: Reduce, result: frozenset[Axis]) -
     return None
 
 
-def row_reductions(c: RowContraction) -> list[Reduce]:
+def row_reductions(c: Contraction) -> list[Reduce]:
     """The reductions over the columns, producers first."""
     found = reductions(s.value for s in c.nest.stores)
-    return [r for r in found if not c.is_product(r) and c.nest.sweeps(r, c.columns)]
+    return [r for r in found if operands(r) is None and c.nest.sweeps(r, c.columns)]

@@ -8,23 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Part, Pointwise, Reduce, const, pointwise, rewrite, substitute_axes
+from ..ir.expr import Expr, Part, Pointwise, Reduce, const, pointwise, reduction_of, rewrite, substitute_axes
 from ..ir.ops import CASTS
 from ..ir.poly import Axis
 from .factor import is_constant_zero, same_number
 from .inline import reductions
 from .nest import direct_reductions
 from .operands import operands
-from .shifts import Term, terms_of, total
+from .shifts import Term, cancelled, terms_of, total
 
 
 def scale_outside(e: Expr) -> Expr | None:
     """A sum of products without the factors that do not vary along it: they multiply the result instead."""
-    if not isinstance(e, Part) or not isinstance(e.source, Reduce):
-        return None
-    reduce = e.source
-    sides = operands(reduce)
-    if sides is None or not sides[0].dtype.is_float:
+    reduce = reduction_of(e, "sum")
+    sides = operands(reduce) if reduce is not None else None
+    if reduce is None or sides is None or not sides[0].dtype.is_float:
         return None
     (over,) = reduce.over
     scaled = [_split(s, over) for s in sides]
@@ -32,13 +30,10 @@ def scale_outside(e: Expr) -> Expr | None:
         return None
     if not all(s.holds(side) for s, side in zip(scaled, sides, strict=True)):
         return None
-    inputs = (pointwise("mul", *(pointwise("cast", s.inside, dtype=DType.F32) for s in scaled)),)
+    inputs = (pointwise("mul", *(_wide(s.inside) for s in scaled)),)
     result: Expr = Part(Reduce("sum", inputs, reduce.over), 0)
     for s in scaled:
-        if s.factor is not None:
-            result = pointwise("mul", result, s.factor)
-        if s.divisor is not None:
-            result = pointwise("div", result, s.divisor)
+        result = s.scale(result)
     return result
 
 
@@ -52,12 +47,12 @@ class _Scaled:
 
     def holds(self, e: Expr) -> bool:
         """Whether it equals `e` on random numbers in float64."""
-        whole = _wide(self.inside)
-        if self.factor is not None:
-            whole = pointwise("mul", whole, self.factor)
-        if self.divisor is not None:
-            whole = pointwise("div", whole, self.divisor)
-        return same_number(_wide(e), whole)
+        return same_number(_wide(e), self.scale(_wide(self.inside)))
+
+    def scale(self, e: Expr) -> Expr:
+        """e * factor / divisor."""
+        e = e if self.factor is None else pointwise("mul", e, self.factor)
+        return e if self.divisor is None else pointwise("div", e, self.divisor)
 
 
 def _wide(e: Expr) -> Expr:
@@ -179,11 +174,7 @@ def _split_exponent(e: Pointwise, over: Axis, always: bool = False) -> _Scaled:
     if shared is None:
         shared = [t for t in terms_of(tops[0].inputs[0]) if not t[1].axes.intersection(tops[0].over)]
         shared.append((-1, Part(tops[0], 0)))
-    for sign, term in shared:  # what is there already is not taken off twice
-        if (sign, term) in fixed:
-            fixed.remove((sign, term))
-        else:
-            fixed.append((-sign, term))
+    fixed = cancelled([*fixed, *((-sign, term) for sign, term in shared)])
     inside = pointwise("exp", total([*varying, *shared]))
     if always and not _largest_is_one(inside, over):
         return _Scaled(e)

@@ -1,27 +1,52 @@
-"""Exponentials beside a maximum, in base two: what scales a score is multiplied in once, not for each step.
+"""Scores next to a matrix product: rules of `normalise.py` that leave less work to each step of a sweep.
 
 exp(x - max x) = exp2(c x - max(c x)) with c = log2(e), because c is positive; where x is itself a product with a
-constant, c joins that constant, and the difference is one multiply-add. 16-bit scores are not rounded on their way
-from the matrix unit, which gives them in float32. Both rewrites are used inside kernels with matrix products only.
-Scores that may be the lowest number there is (a mask of finfo.min) keep base e: c times that number is -inf.
+constant, c joins that constant, and the difference is one multiply-add. Scores that may be the lowest number there is
+(a mask of finfo.min) keep base e: c times that number is -inf. 16-bit scores are not rounded on their way from the
+matrix unit, which gives them in float32, and divisions of a product by a number are multiplications. Values that
+discontinuous operations read keep their roundings and divisions where programs own whole rows.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial, reduce
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild, rewrite
-from .factor import same_number
+from ..ir.expr import (
+    Const,
+    Expr,
+    Index,
+    Load,
+    Part,
+    Pointwise,
+    Reduce,
+    const,
+    pointwise,
+    postorder,
+    rebuild,
+    rewrite,
+    substitute,
+)
+from ..ir.ops import DISCONTINUOUS
+from .factor import same_number, uses
 from .inline import reductions
+from .nest import Nest, direct_reductions
+from .operands import operands
 
 LOG2E = math.log2(math.e)
 EXACT = 1 << 24  # whole numbers below this are exact in float32
+LARGEST_FACTOR = 2.0**100  # with a reciprocal that is an ordinary number, too
 LARGEST = (2 - 2**-23) * 2.0**127  # finite float32
 
 
-def unrounded(value: Expr, kept: frozenset[Expr]) -> Expr:
-    """The value without 16-bit roundings that a conversion to float32 follows; `kept`: conversions that stay."""
+def unrounded(value: Expr, kept: frozenset[Expr] = frozenset()) -> Expr:
+    """The value without 16-bit roundings that a conversion to float32 follows.
+
+    `kept` conversions stay, and so do those of the matrices of a product.
+    """
+    matrices = [r.inputs[0] for r in reductions([value]) if operands(r) is not None]
+    kept = kept.union(a for m in matrices for a in m.children)
     memo: dict[Expr, Expr] = {}
     for node in postorder([value]):
         new = rebuild(node, memo.__getitem__, lambda p: p)
@@ -32,38 +57,70 @@ def unrounded(value: Expr, kept: frozenset[Expr]) -> Expr:
     return memo[value]
 
 
+def jumping(value: Expr) -> frozenset[Expr]:
+    """The values that discontinuous operations read, and the values that a maximum of them is taken of.
+
+    Discontinuous operations read values rounded as eager has them.
+    """
+    roots: list[Expr] = []
+    for e in postorder([value]):
+        match e:
+            case Reduce(monoid="argmax" | "argmin"):
+                roots += e.inputs
+            case Pointwise() if e.op in DISCONTINUOUS or (e.op == "cast" and not e.dtype.is_float):
+                roots += e.args
+    found: set[Expr] = set()
+    while roots:
+        read = [e for e in postorder(roots, into_reductions=False) if e not in found]
+        found.update(read)
+        roots = [x for e in read if isinstance(e, Reduce) and e.monoid in ("max", "min") for x in e.inputs]
+    return frozenset(found)
+
+
+def multiplied(value: Expr) -> Expr:
+    """The value with multiplications in place of divisions of a product by a number, where no result jumps."""
+    kept = jumping(value)
+
+    def change(e: Expr) -> Expr | None:
+        if not isinstance(e, Pointwise) or e.op != "div" or e.dtype is not DType.F32 or e in kept:
+            return None
+        x, by = e.args
+        if not isinstance(by, Const) or not 1 / LARGEST_FACTOR < abs(float(by.value)) < LARGEST_FACTOR:
+            return None
+        if not any(operands(r) is not None for r in direct_reductions([x])):
+            return None
+        product = pointwise("mul", x, const(1 / float(by.value), DType.F32))
+        return product if same_number(e, product) else None
+
+    return rewrite(value, change)
+
+
 def positions_apart(value: Expr) -> Expr:
     """Positions as floats, one axis at a time: rows and columns are converted once each, not every pair of them."""
+    return rewrite(value, _by_axis)
 
-    def split(e: Expr) -> Expr | None:
-        if (
-            not isinstance(e, Pointwise)
-            or e.op != "cast"
-            or e.dtype is not DType.F32
-            or not isinstance(e.args[0], Index)
-        ):
-            return None
-        poly = e.args[0].poly
-        axes = sorted(poly.axes, key=lambda a: a.name)
-        steps = [poly.coefficient(a) for a in axes]
-        if len(axes) < 2 or any(
-            s is None or s.constant is None or a.extent.constant is None for s, a in zip(steps, axes, strict=True)
-        ):
-            return None
-        parts = [s * a for s, a in zip(steps, axes, strict=True) if s is not None]
-        rest = poly - sum(parts[1:], parts[0])
-        reach = sum(
-            abs((s.constant or 0) * (a.extent.constant or 0)) for s, a in zip(steps, axes, strict=True) if s is not None
-        )
-        if rest.constant is None or reach + abs(rest.constant) >= EXACT:
-            return None
-        parts[0] = parts[0] + rest
-        first, *others = (pointwise("cast", Index(p), dtype=DType.F32) for p in parts)
-        for other in others:
-            first = pointwise("add", first, other)
-        return first
 
-    return rewrite(value, split)
+def _by_axis(e: Expr) -> Expr | None:
+    if not isinstance(e, Pointwise) or e.op != "cast" or e.dtype is not DType.F32 or not isinstance(e.args[0], Index):
+        return None
+    rest, parts, reach = e.args[0].poly, [], 0
+    for a in sorted(rest.axes, key=lambda a: a.name):
+        step = rest.coefficient(a)
+        if step is None or step.constant is None or a.extent.constant is None:
+            return None
+        parts.append(step * a)
+        reach += abs(step.constant * a.extent.constant)
+        rest = rest - parts[-1]
+    if len(parts) < 2 or rest.constant is None or reach + abs(rest.constant) >= EXACT:
+        return None
+    parts[0] = parts[0] + rest
+    return reduce(partial(pointwise, "add"), (pointwise("cast", Index(p), dtype=DType.F32) for p in parts))
+
+
+def in_shared_base(nest: Nest) -> Nest:
+    """The nest with exponentials in base two, unless stores would then differ in base and need their sums twice."""
+    changed = nest.with_values(in_base_two)
+    return changed if len(changed.reductions) <= len(nest.reductions) else nest
 
 
 def in_base_two(value: Expr) -> Expr:
@@ -93,9 +150,9 @@ def _rebased(value: Expr, top: Reduce) -> Expr:
         if not same_number(e, pointwise("exp2", pointwise("sub", scaled(x), scaled(reference)))):
             return value
         inside, own = _apart(scaled(x))
-        below = rewrite(scaled(reference), lambda e: None, None, dict(rows))
+        below = substitute(scaled(reference), rows)
         memo[e] = pointwise("exp2", pointwise("sub", _times(inside, own), below))
-    return rewrite(value, lambda e: None, None, memo)
+    return substitute(value, memo)
 
 
 def _difference(e: Expr, top: Expr) -> tuple[Expr, Expr] | None:
@@ -103,13 +160,9 @@ def _difference(e: Expr, top: Expr) -> tuple[Expr, Expr] | None:
     if not isinstance(e, Pointwise) or e.op != "exp":
         return None
     match e.args[0]:
-        case Pointwise(op="sub", args=(x, r)) if r.axes <= top.axes and _has(r, top):
-            return None if x.axes <= top.axes or _has(x, top) else (x, r)
+        case Pointwise(op="sub", args=(x, r)) if r.axes <= top.axes and uses(r, top):
+            return None if x.axes <= top.axes or uses(x, top) else (x, r)
     return None
-
-
-def _has(e: Expr, top: Expr) -> bool:
-    return any(x is top for x in postorder([e], into_reductions=False))
 
 
 def _is_of_rows(e: Expr, top: Expr) -> bool:

@@ -1,4 +1,4 @@
-"""What a row's terms are compared with, its maximum above all, written so that one sweep finds it and uses it.
+"""Terms that are the same for a whole row, moved out of maxima: one sweep then finds a row's maximum and uses it.
 
 Rounding keeps order, so max(x - h) is max(x) - h to the last bit, for an h of the whole row. A score from which the
 maximum is taken twice, by the user and by softmax, is then one from which it is taken once.
@@ -6,9 +6,10 @@ maximum is taken twice, by the user and by softmax, is then one from which it is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
-from ..ir.expr import Expr, Part, Pointwise, Reduce, pointwise, rewrite
+from ..ir.expr import Expr, Part, Pointwise, Reduce, pointwise, reduction_of, rewrite
 from ..ir.poly import Axis
 from .inline import reductions
 from .nest import direct_reductions
@@ -40,11 +41,23 @@ def total(terms: list[Term]) -> Expr:
     return total
 
 
+def cancelled(terms: Iterable[Term]) -> list[Term]:
+    """Terms without pairs that are the same but for the sign."""
+    left: list[Term] = []
+    for sign, term in terms:
+        if (-sign, term) in left:
+            left.remove((-sign, term))
+        else:
+            left.append((sign, term))
+    return left
+
+
 def extreme(e: Expr) -> Expr | None:
     """The value of an argmax or argmin whose position nobody may want: a plain maximum or minimum."""
-    if not isinstance(e, Part) or not isinstance(e.source, Reduce) or e.source.monoid not in ("argmax", "argmin"):
+    reduce = reduction_of(e, "argmax", "argmin")
+    if reduce is None or e is not Part(reduce, 0):
         return None
-    return Part(Reduce(e.source.monoid[3:], e.source.inputs[:1], e.source.over), 0) if e.index == 0 else None
+    return Part(Reduce(reduce.monoid[3:], reduce.inputs[:1], reduce.over), 0)
 
 
 def settled(value: Expr) -> Expr:
@@ -91,12 +104,7 @@ def _regrouped(e: Expr, over: Axis) -> Expr | None:
     if not isinstance(e, Pointwise) or e.op != "exp":
         return None
     fixed, varying = _apart(e.args[0], over)
-    left: list[Term] = []
-    for sign, term in fixed:
-        if (-sign, term) in left:
-            left.remove((-sign, term))
-        else:
-            left.append((sign, term))
+    left = cancelled(fixed)
     if len(fixed) < 2 or not left or not varying:
         return None
     return pointwise("exp", pointwise("sub", total(varying), total([(-sign, term) for sign, term in left])))

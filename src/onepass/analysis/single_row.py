@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.expr import Expr, Load, Pointwise, Reduce, rewrite
+from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder, substitute
 from ..ir.poly import Axis, Poly
 from .inline import reductions
 from .nest import Nest
+from .operands import operands
 
 ROW = Axis("row", Poly.ONE)
 
@@ -28,11 +29,12 @@ def vector_and_matrix(reduce: Reduce) -> tuple[Expr, Expr] | None:
 
 
 def with_row(nest: Nest) -> Nest:
-    """The nest with one row for the products that have none."""
-    found = [
-        (r, sides) for r in reductions(s.value for s in nest.stores) if (sides := vector_and_matrix(r)) is not None
-    ]
-    loads = {e for r, (vector, _) in found if not reductions([vector]) for e in _loads(vector, r.over[0])}
+    """The nest with one row for the products that have none; unchanged where a product has its rows."""
+    if any(operands(r) is not None for r in nest.reductions):
+        return nest
+    found = [(r, sides) for r in nest.reductions if (sides := vector_and_matrix(r)) is not None]
+    vectors = [(vector, r.over[0]) for r, (vector, _) in found if not reductions([vector])]
+    loads = {e for v, over in vectors for e in postorder([v]) if isinstance(e, Load) and over in e.axes}
     if not loads or not all(s.index for s in nest.stores):
         return nest
     memo: dict[Expr, Expr] = {e: Load(e.buffer, _placed(e.index, e.buffer.shape)) for e in loads}
@@ -40,24 +42,12 @@ def with_row(nest: Nest) -> Nest:
         replace(
             s,
             index=_placed(s.index, s.buffer.shape),
-            value=rewrite(s.value, lambda e: None, None, dict(memo)),
+            value=substitute(s.value, memo),
             domain=s.domain | {ROW},
         )
         for s in nest.stores
     )
     return replace(nest, stores=stores, classes=(ROW, *nest.classes))
-
-
-def _loads(vector: Expr, over: Axis) -> list[Load]:
-    """What a vector reads along the axis that is summed over."""
-    found: list[Load] = []
-    stack = [vector]
-    while stack:
-        e = stack.pop()
-        if isinstance(e, Load) and over in e.axes:
-            found.append(e)
-        stack.extend(e.children)
-    return found
 
 
 def _placed(index: tuple[Poly, ...], shape: tuple[Poly, ...]) -> tuple[Poly, ...]:

@@ -8,51 +8,25 @@ maximum takes that of its tile, and is carried to the common one when states are
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load, Part, Reduce, rewrite, substitute_axes
+from ..ir.expr import Expr, Load, Part, Reduce, substitute, substitute_axes
 from ..ir.plan import Store
 from ..ir.poly import Axis
 from ..ir.program import Buffer
-from .collapse import collapse
-from .contraction import Contraction, contract_nest, in_shared_base
+from .contraction import Carried, Contraction, contract_nest
 from .inline import reductions
 from .nest import Nest, NestStore, Refusal, direct_reductions
+from .normalise import normalise
 from .operands import operands
 from .passes import carrier
-from .rows import prepared_rows
 from .unify import unify
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """A sum that waits for a maximum: `h` carries it along, `stand_in` is the maximum where the sum's terms are."""
-
-    top: Reduce
-    h: Expr
-    stand_in: Load
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TileContraction(Contraction):
-    """Products, and reductions of their results. `nest` is of the products' kernel: what enters a reduction is a store
-    of its own there, to nowhere."""
-
-    leaving: tuple[NestStore, ...]  # what the products' kernel stores
-    waiting: tuple[NestStore, ...]  # what is made of merged states
-    entering: dict[Reduce, tuple[Expr, ...]]  # what enters each reduction, at the rows and columns of a tile
-    carried: dict[Reduce, Carried]
-
-    def sweeps(self, reduce: Reduce) -> frozenset[Axis]:
-        """The classes a reduction runs over."""
-        return frozenset(self.nest.bound[a] for a in reduce.over)
-
-
-def contract_tiles(stores: Iterable[Store]) -> TileContraction | Refusal:
+def contract_tiles(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes where tiles leave states, or why it is no such group."""
-    nest = collapse(unify(list(stores)))
-    nest = in_shared_base(replace(nest, stores=tuple(replace(s, value=prepared_rows(s.value)) for s in nest.stores)))
+    nest = normalise(unify(list(stores)), rows=True)
     found = reductions(s.value for s in nest.stores)
     products = [r for r in found if operands(r) is not None]
     reduced = [r for r in found if r not in products]
@@ -74,7 +48,7 @@ def contract_tiles(stores: Iterable[Store]) -> TileContraction | Refusal:
         return roles
     if roles.inner:
         return Refusal("a product is made of another")
-    c = TileContraction(roles.nest, roles.rows, roles.columns, roles.swept, (), leaving, waiting, entering, carried)
+    c = replace(roles, leaving=leaving, waiting=waiting, entering=entering, carried=carried)
     if any(not c.sweeps(r) & {c.rows, c.columns} for r in reduced):
         return Refusal("a reduction runs over neither rows nor columns of a tile")
     return c
@@ -95,8 +69,10 @@ def _stand_in(dtype: DType) -> Buffer:
 
 def _entering(nest: Nest, reduce: Reduce, carried: Carried | None) -> tuple[Expr, ...]:
     here = {a: nest.bound[a].poly() for a in reduce.over}
-    known: dict[Expr, Expr] = {} if carried is None else {Part(carried.top, 0): carried.stand_in}
-    return tuple(substitute_axes(rewrite(v, lambda e: None, None, dict(known)), here) for v in reduce.inputs)
+    known: dict[Expr, Expr] = {}
+    if carried is not None and carried.stand_in is not None:
+        known[Part(carried.top, 0)] = carried.stand_in
+    return tuple(substitute_axes(substitute(v, known), here) for v in reduce.inputs)
 
 
 def _shape_obstacle(

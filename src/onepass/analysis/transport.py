@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..ir.expr import Expr, Part, Pointwise, Reduce, const, postorder, rewrite
+from ..ir.expr import Expr, Part, Pointwise, Reduce, const, postorder, substitute
 from ..ir.monoids import lowest
 from ..ir.poly import Axis
 from .bounds import is_zero
@@ -23,7 +23,7 @@ def transport(term: Expr, leader: Reduce, leading: Expr, axis: Axis) -> Expr | N
         return None
     worst = const(lowest(leading.dtype), leading.dtype)
     same: dict[Expr, Expr] = {e: worst for e in _exponents(term) if e is leading or same_number(e, leading)}
-    return h if is_zero(rewrite(term, lambda e: None, None, {**same, leader: leader})) else None
+    return h if is_zero(substitute(term, {**same, leader: leader})) else None
 
 
 def _exponents(term: Expr) -> Iterator[Expr]:

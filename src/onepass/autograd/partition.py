@@ -23,6 +23,9 @@ SAVED_BYTES = "onepass_saved_bytes"
 # far apart stays: without it, backward would add up a residual stream again from what each layer added.
 # Equal values are merged before.
 _RECOMPUTE = {"ban_recompute_long_fusible_chains": False, "cse": False}
+# What the min-cut is told of a node.
+_SAVE = {"recompute": CheckpointPolicy.MUST_SAVE, "ac_graph_id": 0}
+_COMPUTE_AGAIN = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
 
 
 def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -33,16 +36,12 @@ def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModu
         if node.op != "call_function" or getattr(node.target, "namespace", "") != "onepass":
             continue
         drawn = node.target is torch.ops.onepass.seed.default
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.MUST_RECOMPUTE
-        node.meta["ac_graph_id"] = 0
+        node.meta |= _SAVE if drawn else _COMPUTE_AGAIN
     merge_equal(joint.graph)
     exact = compares_floats(joint.graph)
     for value, comparison in compared_with_extremes(joint.graph):
-        value.meta["recompute"], comparison.meta["recompute"] = (
-            CheckpointPolicy.MUST_SAVE,
-            CheckpointPolicy.MUST_RECOMPUTE,
-        )
-        value.meta["ac_graph_id"] = comparison.meta["ac_graph_id"] = 0
+        value.meta |= _SAVE
+        comparison.meta |= _COMPUTE_AGAIN
     primals = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else ()
     kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
     with functorch_config.patch(_RECOMPUTE):
@@ -68,7 +67,7 @@ def _keep_overwritten(joint: GraphModule) -> None:
             continue
         with joint.graph.inserting_after(target):
             old = joint.graph.call_function(torch.ops.aten.clone.default, (target,))
-        old.meta = {**target.meta, "recompute": CheckpointPolicy.MUST_SAVE, "ac_graph_id": 0}
+        old.meta = target.meta | _SAVE
         for reader in readers:
             reader.replace_input_with(target, old)
 

@@ -86,18 +86,16 @@ def _tried(check: Callable[[], Finding]) -> Finding:
 
 
 def _python() -> Finding:
-    version = platform.python_version()
-    if sys.version_info[:2] < _OLDEST_PYTHON:
-        return Finding(version, f"install Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer")
-    return Finding(version)
+    return _new_enough("Python", platform.python_version(), sys.version_info[:2], _OLDEST_PYTHON)
 
 
 def _torch() -> Finding:
     numbers = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
-    text = f"{torch.__version__}, {torch.get_num_threads()} threads"
-    if numbers < _OLDEST_TORCH:
-        return Finding(text, f"install torch {'.'.join(map(str, _OLDEST_TORCH))} or newer")
-    return Finding(text)
+    return _new_enough("torch", f"{torch.__version__}, {torch.get_num_threads()} threads", numbers, _OLDEST_TORCH)
+
+
+def _new_enough(name: str, text: str, found: tuple[int, ...], oldest: tuple[int, ...]) -> Finding:
+    return Finding(text, "" if found >= oldest else f"install {name} {'.'.join(map(str, oldest))} or newer")
 
 
 def _backend() -> Finding:

@@ -14,44 +14,42 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from onepass.ir.dtypes import DType
-from onepass.ir.expr import Const, const
-from onepass.ir.monoids import identity
-from onepass.ir.ops import OPS
-
-from .scalars import BIT_OPERATORS, BOOL_OPERATORS, SAME_ON_INTEGERS, Scalars
+from ..ir.dtypes import DType
+from ..ir.expr import Const
+from ..ir.ops import OPS
+from .scalars import BIT_OPERATORS, INTEGER_DIVISIONS, Scalars, Templates, by_type, identities, infix, suffix
 
 PRELUDE = Path(__file__).with_name("prelude.h")
 DIVISION_BY_ZERO, INDEX_OUT_OF_RANGE = 1, 2  # the bits of a kernel's status
 
 _TYPES = {
     DType.F64: "double", DType.F32: "float", DType.F16: "uint16_t", DType.BF16: "uint16_t",
-    DType.I64: "int64_t", DType.I32: "int32_t", DType.I16: "int16_t", DType.I8: "int8_t",
-    DType.U8: "uint8_t", DType.U32: "uint32_t", DType.BOOL: "uint8_t",
-    DType.F8E4M3: "uint8_t", DType.F8E5M2: "uint8_t",
+    DType.BOOL: "uint8_t", DType.F8E4M3: "uint8_t", DType.F8E5M2: "uint8_t",
 }  # fmt: skip
-_SUFFIXES = {
-    DType.F64: "f64", DType.F32: "f32", DType.F16: "f16", DType.BF16: "bf16", DType.I64: "i64",
-    DType.I32: "i32", DType.I16: "i16", DType.I8: "i8", DType.U8: "u8", DType.U32: "u32",
-}  # fmt: skip
-
-_FLOAT_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-_FLOAT_FUNCTIONS = frozenset(
-    ["abs", "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "pow", "fma", "floordiv",
-     "truncdiv", "remainder", "fmod", "isnan", "isinf", "signbit", "exp", "exp2", "expm1", "log", "log2",
-     "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
-     "acosh", "atanh", "erf", "erfc", "normal_16",
-     "tanh_16", "erfinv", "lgamma", "hypot", "copysign", "nextafter", "floor",
-     "ceil", "trunc", "round"]
+_CALL, _CHECKED_CALL = "op_{op}_{suffix}({all})", "op_{op}_{suffix}({all}, &status)"
+_FLOAT_FUNCTIONS = (
+    "abs", "sign", "maximum", "minimum", "fmax", "fmin", "sqrt", "rsqrt", "pow", "fma", "floordiv", "truncdiv",
+    "remainder", "fmod", "isnan", "isinf", "signbit", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin",
+    "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+    "normal_16", "tanh_16", "erfinv", "lgamma", "hypot", "copysign", "nextafter", "floor", "ceil", "trunc", "round",
 )  # fmt: skip
-_INTEGER_FUNCTIONS = frozenset(["add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "shl", "shr", "pow"])
-_INTEGER_DIVISIONS = frozenset(["floordiv", "truncdiv", "remainder", "fmod"])
+_INTEGER_FUNCTIONS = ("add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "shl", "shr", "pow")
 _MONOID_OPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitor", "all": "bitand"}
+
+_FLOATS = infix({"add": "+", "sub": "-", "mul": "*", "div": "/"}) | dict.fromkeys(_FLOAT_FUNCTIONS, _CALL)
+_BOOLS = {"bitnot": "({0} ^ 1)", "isnan": "0", "isinf": "0", "signbit": "0"}
+_ANY_TYPES = dict.fromkeys(("wrap_index", "check_index"), "op_{op}({all}, &status)") | {"where": "({0} ? {1} : {2})"}
+
+
+def _integers(dtype: DType) -> Templates:
+    table = dict.fromkeys(_INTEGER_FUNCTIONS, _CALL) | infix(BIT_OPERATORS) | {"isnan": "0", "isinf": "0"}
+    table |= {"fmax": "op_maximum_{suffix}({all})", "fmin": "op_minimum_{suffix}({all})", "bitnot": "(({type})~{0})"}
+    return table if dtype is DType.U32 else table | dict.fromkeys(INTEGER_DIVISIONS, _CHECKED_CALL)
 
 
 def c_type(dtype: DType) -> str:
     """The C type of a value; 16-bit floats are bit patterns, bools bytes holding 0 or 1."""
-    return _TYPES[dtype]
+    return _TYPES.get(dtype) or f"{dtype.value}_t"
 
 
 def c_const(value: Const) -> str:
@@ -114,113 +112,46 @@ def raises(op: str, dtype: DType) -> bool:
 
 def c_pointwise(op: str, args: Sequence[str], arg_dtypes: Sequence[DType], dtype: DType) -> str:
     """A C expression for `op`; ValueError where the operation has no meaning on these types."""
-    match op:
-        case "cast" | "narrow" | "widen":
-            return _cast(args[0], arg_dtypes[0], dtype)
-        case "bitcast":
-            return _bitcast(args[0], arg_dtypes[0], dtype)
-        case "where":
-            return f"({args[0]} ? {args[1]} : {args[2]})"
-        case "uniform" if dtype in (DType.F32, DType.F64):
-            return f"op_uniform_{_SUFFIXES[dtype]}({args[0]})"
-        case "wrap_index" | "check_index":
-            return f"op_{op}({args[0]}, {args[1]}, &status)"
     return _C.text(op, args, arg_dtypes, dtype)
-
-
-def _on_float(op: str, args: Sequence[str], dtype: DType) -> str | None:
-    if op in _FLOAT_OPERATORS:
-        return f"({args[0]} {_FLOAT_OPERATORS[op]} {args[1]})"
-    if op == "neg":
-        return f"(-{args[0]})"
-    if op in _FLOAT_FUNCTIONS:
-        return f"op_{op}_{_SUFFIXES[dtype]}({', '.join(args)})"
-    return None
-
-
-def _on_integer(op: str, args: Sequence[str], dtype: DType) -> str | None:
-    suffix = _SUFFIXES[dtype]
-    if op in _INTEGER_FUNCTIONS:
-        return f"op_{op}_{suffix}({', '.join(args)})"
-    if op in _INTEGER_DIVISIONS and dtype is not DType.U32:
-        return f"op_{op}_{suffix}({args[0]}, {args[1]}, &status)"
-    if op in BIT_OPERATORS:
-        return f"({args[0]} {BIT_OPERATORS[op]} {args[1]})"
-    if op in SAME_ON_INTEGERS:
-        return args[0]
-    match op:
-        case "bitnot":
-            return f"(({_TYPES[dtype]})~{args[0]})"
-        case "fmax" | "fmin":
-            return f"op_{'maximum' if op == 'fmax' else 'minimum'}_{suffix}({args[0]}, {args[1]})"
-        case "isnan" | "isinf":
-            return "0"
-        case "signbit":
-            return f"({args[0]} < 0)"
-    return None
-
-
-def _on_bool(op: str, args: Sequence[str], _dtype: DType) -> str | None:
-    if op in BOOL_OPERATORS:
-        return f"({args[0]} {BOOL_OPERATORS[op]} {args[1]})"
-    match op:
-        case "bitnot":
-            return f"({args[0]} ^ 1)"
-        case "abs" | "sign":
-            return args[0]
-        case "isnan" | "isinf" | "signbit":
-            return "0"
-    return None
 
 
 def _cast(arg: str, source: DType, target: DType) -> str:
     if source is target:
         return arg
     if source.is_half:
-        return _cast(f"op_widen_{_SUFFIXES[source]}({arg})", DType.F32, target)
+        return _cast(f"op_widen_{suffix(source)}({arg})", DType.F32, target)
     if target.is_half:
-        return f"op_narrow_{_SUFFIXES[target]}({_cast(arg, source, DType.F32)})"
+        return f"op_narrow_{suffix(target)}({_cast(arg, source, DType.F32)})"
     if target is DType.BOOL:
         return f"({arg} != 0)"
     if source.is_float and not target.is_float:
         return _float_to_integer(arg, source, target)
-    return f"(({_TYPES[target]}){arg})"
+    return f"(({c_type(target)}){arg})"
 
 
 def _float_to_integer(arg: str, source: DType, target: DType) -> str:
     """Narrow integers take the low bits of the int32 (of a double for unsigned: the int64), as eager does."""
     through_64 = target in (DType.I64, DType.U32) or (target is DType.U8 and source is DType.F64)
     wide = DType.I64 if through_64 else DType.I32
-    text = f"op_cast_{_SUFFIXES[source]}_{_SUFFIXES[wide]}({arg})"
-    return text if target is wide else f"(({_TYPES[target]}){text})"
+    text = f"op_cast_{suffix(source)}_{suffix(wide)}({arg})"
+    return text if target is wide else f"(({c_type(target)}){text})"
 
 
-def _nextafter_half(args: Sequence[str], dtype: DType) -> str:
-    return f"op_nextafter_{_SUFFIXES[dtype]}({', '.join(args)})"
-
-
-_C = Scalars(_on_float, _on_integer, _on_bool, _cast, _nextafter_half)
-
-
-def _bitcast(arg: str, source: DType, target: DType) -> str:
-    if source.bytes != target.bytes:
-        raise ValueError(f"a bitcast keeps the width: {source} to {target}")
-    if target is DType.BOOL:
-        return f"({arg} != 0)"
+def _bits(arg: str, source: DType, target: DType) -> str:
+    if source is target or c_type(source) == c_type(target):
+        return arg
     if source in (DType.F32, DType.F64) or target in (DType.F32, DType.F64):
-        return arg if source is target else f"op_bits_{_SUFFIXES[source]}_{_SUFFIXES[target]}({arg})"
-    return arg if _TYPES[source] == _TYPES[target] else f"(({_TYPES[target]}){arg})"
+        return f"op_bits_{suffix(source)}_{suffix(target)}({arg})"
+    return f"(({c_type(target)}){arg})"
+
+
+_C = Scalars(c_type, by_type(_FLOATS, _integers, _BOOLS), _ANY_TYPES, _cast, _bits, nextafter_half=_CALL)
 
 
 def c_monoid_identity(monoid: str, dtypes: Sequence[DType]) -> list[str]:
     """Literals of the state nothing has entered yet, one per part (`dtypes` are the parts')."""
-    first = c_const(const(identity(monoid, dtypes[0]), dtypes[0]))
-    match monoid:
-        case "welford" | "welford_merge":
-            return [first] * 3
-        case "argmax" | "argmin":
-            return [first, "INT64_MAX"]  # loses every tie, so a first element equal to `first` enters
-    return [first]
+    first, *others = identities(monoid, dtypes)
+    return [c_const(first), *("INT64_MAX" if monoid.startswith("arg") else c_const(o) for o in others)]
 
 
 def c_combine(monoid: str, acc: Sequence[str], value: Sequence[str], dtypes: Sequence[DType]) -> list[str]:
@@ -246,10 +177,10 @@ def c_accumulate(
     `dtypes` are the parts'. For `welford`, `reciprocal` is 1 / (count + 1) where the caller has it.
     """
     if monoid == "welford":
-        suffix = _float_suffix(dtypes[0])
+        kind = _float_suffix(dtypes[0])
         if reciprocal is None:
-            return [f"op_welford_{suffix}({_pointers(acc)}, {inputs[0]});"]
-        return [f"op_welford_scaled_{suffix}({_pointers(acc)}, {inputs[0]}, {reciprocal});"]
+            return [f"op_welford_{kind}({_pointers(acc)}, {inputs[0]});"]
+        return [f"op_welford_scaled_{kind}({_pointers(acc)}, {inputs[0]}, {reciprocal});"]
     if monoid in ("any", "all"):
         return c_combine(monoid, acc, [f"({inputs[0]} != 0)"], dtypes)
     return c_combine(monoid, acc, inputs, dtypes)
@@ -257,8 +188,8 @@ def c_accumulate(
 
 def _arg_statements(monoid: str, acc: Sequence[str], value: Sequence[str], dtype: DType) -> list[str]:
     if not dtype.is_half:
-        suffix = "u8" if dtype is DType.BOOL else _SUFFIXES[dtype]
-        return [f"op_{monoid}_{suffix}({_pointers(acc)}, {value[0]}, {value[1]});"]
+        kind = "u8" if dtype is DType.BOOL else suffix(dtype)
+        return [f"op_{monoid}_{kind}({_pointers(acc)}, {value[0]}, {value[1]});"]
     best = _cast(acc[0], dtype, DType.F32)
     inner = f"op_{monoid}_f32(&best, &{acc[1]}, {_cast(value[0], dtype, DType.F32)}, {value[1]});"
     return [f"{{ float best = {best}; {inner} {acc[0]} = {_cast('best', DType.F32, dtype)}; }}"]
@@ -267,7 +198,7 @@ def _arg_statements(monoid: str, acc: Sequence[str], value: Sequence[str], dtype
 def _float_suffix(dtype: DType) -> str:
     if dtype not in (DType.F32, DType.F64):
         raise ValueError(f"welford accumulates in float32 or float64, not {dtype}")
-    return _SUFFIXES[dtype]
+    return suffix(dtype)
 
 
 def _pointers(lvalues: Sequence[str]) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..ir.dtypes import DType
 from ..ir.kernel import Kernel, Operand, Statement
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative
 from ..ir.program import Buffer
 
 
-class Emitter(ABC):
+class Emitter:
     """The text of one kernel, a statement at a time. Names are positional: equal kernels have equal text."""
 
-    indent = "  "
+    indent, quotient = "  ", "/"
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -27,22 +28,35 @@ class Emitter(ABC):
     def line(self, text: str) -> None:
         self.lines.append(self.indent * self.depth + text if text.strip() else "")
 
-    def nested(self, body: tuple[Statement, ...]) -> None:
+    @contextmanager
+    def nested(self, opening: str, closing: str = "") -> Iterator[None]:
+        """The lines written meanwhile are one level deeper, between an opening and a closing line."""
+        self.line(opening)
         self.depth += 1
-        self.block(body)
+        yield
         self.depth -= 1
+        if closing:
+            self.line(closing)
 
     def block(self, body: tuple[Statement, ...]) -> None:
         for statement in body:
             self.statement(statement)
 
-    @abstractmethod
     def statement(self, s: Statement) -> None:
-        """Emit one statement."""
+        """Emit one statement, by the method that has the name of its class."""
+        getattr(self, f"visit_{type(s).__name__}")(s)
 
-    @abstractmethod
     def division(self, atom: Quotient | Remainder) -> str:
-        """A division of indices, or its rest."""
+        """A division of indices, or its rest; the language's own operators round negative numbers to zero."""
+        a, b = self.poly(atom.numerator), self.divisor(atom.denominator)
+        quotient = isinstance(atom, Quotient)
+        if self.divides_plainly(atom.numerator):
+            return f"({a} {self.quotient if quotient else '%'} {b})"
+        return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
+
+    def divides_plainly(self, numerator: Poly) -> bool:
+        """Whether the language's own operators give the right result."""
+        return nonnegative(numerator)
 
     def number(self, value: int) -> str:
         """A literal inside an index expression."""
@@ -50,14 +64,7 @@ class Emitter(ABC):
 
     def poly(self, poly: Poly) -> str:
         """A poly as an index expression."""
-        parts: list[str] = []
-        for monomial, c in poly.terms:
-            factors = [self.atom(a) for a in monomial]
-            if abs(c) != 1 or not factors:
-                factors.append(self.number(abs(c)))
-            sign = ("-" if c < 0 else "") if not parts else (" - " if c < 0 else " + ")
-            parts.append(sign + " * ".join(factors))
-        text = "".join(parts) or "0"
+        text = sum_text(poly, self.atom, self.number)
         return f"({text})" if len(poly.terms) > 1 or text.startswith("-") else text
 
     def divisor(self, poly: Poly) -> str:
@@ -74,6 +81,18 @@ class Emitter(ABC):
             case Quotient() | Remainder():
                 return self.division(atom)
         raise AssertionError(f"no text for {atom!r}")
+
+
+def sum_text(poly: Poly, atom: Callable[[Atom], str], number: Callable[[int], str] = str, space: str = " ") -> str:
+    """The terms of a poly, with `space` around operators."""
+    parts: list[str] = []
+    for monomial, c in poly.terms:
+        factors = [atom(a) for a in monomial]
+        if abs(c) != 1 or not factors:
+            factors.append(number(abs(c)))
+        sign = ("-" if c < 0 else "") if not parts else f"{space}{'-' if c < 0 else '+'}{space}"
+        parts.append(sign + f"{space}*{space}".join(factors))
+    return "".join(parts) or "0"
 
 
 def header(kernel: Kernel, comment: str) -> str:

@@ -8,36 +8,21 @@ allocated in between: that saves an allocation and page faults and cannot raise 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any, TypeAlias
 
 import torch
 
 from ..errors import VerifyError
+from ..ir import source as ir
 from ..ir.callables import callable_name
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
-from ..ir.poly import Poly, Quotient, Remainder, Symbol, product
-from ..ir.program import Buffer, Extern, HostValue, Program, View
-from ..ir.source import (
-    Allocate,
-    Bind,
-    Call,
-    Check,
-    Constant,
-    Copy,
-    Free,
-    HostProgram,
-    Instruction,
-    Launch,
-    Live,
-    Ref,
-    SizeOf,
-    TorchValue,
-    Tree,
-    WriteBack,
-)
+from ..ir.poly import Atom, Poly, Quotient, Remainder, Symbol, product
+from ..ir.program import Buffer, Extern, HostValue, Program, View, leaves
+from .emitter import sum_text
 
 Thing: TypeAlias = Buffer | HostValue
 Update: TypeAlias = tuple[Buffer, Buffer]  # (input, source)
@@ -57,9 +42,10 @@ def emit_host(
     plan: FusionPlan,
     scheduled: dict[Group, ScheduledGroup],
     kernel_numbers: dict[Kernel, int],
-) -> HostProgram:
+) -> ir.HostProgram:
     """The instructions that run the plan, in its order."""
-    events = list(_events(plan, scheduled))
+    steps: list[tuple[Event, ...]] = [(s,) if isinstance(s, Extern) else scheduled[s].kernels for s in plan.steps]
+    events: list[Event] = [*chain.from_iterable(steps), *plan.copies]
     uses = _find_uses(program, plan, events)
     emitter = _Emitter(plan, uses, kernel_numbers)
     emitter.inputs(program)
@@ -69,39 +55,36 @@ def emit_host(
     outputs = tuple(emitter.tree(o) for o in program.outputs)
     emitter.write_back()
     instructions = (*emitter.binds(program), *emitter.instructions)
-    return HostProgram(emitter.input_names, instructions, outputs, tuple(emitter.constants), emitter.live)
+    return ir.HostProgram(emitter.input_names, instructions, outputs, tuple(emitter.constants), emitter.live)
+
+
+def launch_of(
+    kernel: Kernel, number: int, name: Callable[[Buffer], str], size: Callable[[Poly | Symbol], str]
+) -> ir.Launch:
+    """The launch of a kernel, with the names of buffers and the texts of sizes."""
+    by_value = kernel.numbers if kernel.warps else ()
+    buffers = tuple(name(b) for b in kernel.parameters if b not in by_value)
+    launch = ir.Launch(number, buffers, tuple(map(size, kernel.symbols)))
+    if not kernel.warps:
+        return launch
+    numbers, device = tuple(map(name, by_value)), kernel.writes[0].device
+    return replace(launch, programs=size(kernel.programs), device=device, numbers=numbers)
 
 
 def size_text(poly: Poly, names: dict[Symbol, str]) -> str:
     """The poly as a Python expression over the names of its symbols."""
-    parts: list[str] = []
-    for monomial, coefficient in poly.terms:
-        factors = [_atom_text(atom, names) for atom in monomial]
-        if abs(coefficient) != 1 or not factors:
-            factors.append(str(abs(coefficient)))
-        sign = "-" if coefficient < 0 else "+" if parts else ""
-        parts.append(sign + "*".join(factors))
-    return "".join(parts) or "0"
 
+    def atom_text(atom: Atom) -> str:
+        match atom:
+            case Symbol():
+                return names[atom]
+            case Quotient(numerator=a, denominator=b):
+                return f"(({size_text(a, names)})//({size_text(b, names)}))"
+            case Remainder(numerator=a, denominator=b):
+                return f"(({size_text(a, names)})%({size_text(b, names)}))"
+        raise VerifyError(f"{atom} is no size the host can compute")
 
-def _atom_text(atom: object, names: dict[Symbol, str]) -> str:
-    match atom:
-        case Symbol():
-            return names[atom]
-        case Quotient():
-            return f"(({size_text(atom.numerator, names)})//({size_text(atom.denominator, names)}))"
-        case Remainder():
-            return f"(({size_text(atom.numerator, names)})%({size_text(atom.denominator, names)}))"
-    raise VerifyError(f"{atom} is no size the host can compute")
-
-
-def _events(plan: FusionPlan, scheduled: dict[Group, ScheduledGroup]) -> Iterator[Event]:
-    for step in plan.steps:
-        if isinstance(step, Extern):
-            yield step
-        else:
-            yield from scheduled[step].kernels
-    yield from plan.copies
+    return sum_text(poly, atom_text, space="")
 
 
 @dataclass(slots=True)
@@ -157,29 +140,25 @@ def _touched(event: Event, uses: _Uses) -> Iterator[Thing]:
 
 
 def _in_tree(tree: Any, uses: _Uses) -> Iterator[Thing]:
-    match tree:
-        case View():
-            if not tree.is_whole:
-                uses.laid_out.add(uses.of(tree.buffer))
-            yield uses.of(tree.buffer)
-        case Buffer():
-            yield uses.of(tree)
-        case HostValue():
-            yield tree
-        case list() | tuple():
-            for item in tree:
-                yield from _in_tree(item, uses)
-        case dict():
-            yield from _in_tree((*tree, *tree.values()), uses)
-        case slice():
-            yield from _in_tree((tree.start, tree.stop, tree.step), uses)
+    for leaf in leaves(tree):
+        match leaf:
+            case View():
+                if not leaf.is_whole:
+                    uses.laid_out.add(uses.of(leaf.buffer))
+                yield uses.of(leaf.buffer)
+            case Buffer():
+                yield uses.of(leaf)
+            case HostValue():
+                yield leaf
+            case slice():
+                yield from _in_tree((leaf.start, leaf.stop, leaf.step), uses)
 
 
 class _Emitter:
     """Instructions so far, and the host names of what is alive."""
 
     def __init__(self, plan: FusionPlan, uses: _Uses, kernel_numbers: dict[Kernel, int]) -> None:
-        self.instructions: list[Instruction] = []
+        self.instructions: list[ir.Instruction] = []
         self.input_names: tuple[str, ...] = ()
         self.constants: list[torch.Tensor] = []
         self.live: dict[str, Any] = {}
@@ -191,7 +170,7 @@ class _Emitter:
         self._spare: list[Buffer] = []  # dead, its storage still held under its name
         self._made_as: dict[str, Buffer] = {}  # the tensor a name holds has this buffer's layout
         self._originals: dict[Thing, str] = {}  # written inputs, and the name that keeps the caller's tensor
-        self._buffers = self._hosts = 0
+        self._buffers, self._hosts = count(), count()
 
     # names
 
@@ -208,8 +187,7 @@ class _Emitter:
                     names.append(f"s{len(self._sizes)}")
                     self._sizes[thing] = names[-1]
                 case _:
-                    names.append(f"x{self._hosts}")
-                    self._hosts += 1
+                    names.append(f"x{next(self._hosts)}")
                     if isinstance(thing, HostValue):
                         self._names[thing] = names[-1]
                         self._inputs.add(thing)
@@ -221,11 +199,11 @@ class _Emitter:
                 self._check_input(thing)
         self.release(-1)
 
-    def binds(self, program: Program) -> Iterator[Bind]:
+    def binds(self, program: Program) -> Iterator[ir.Bind]:
         """Where each size that was used comes from, unless it is an input itself."""
         for symbol, (source, dim) in program.symbol_sources.items():
             if symbol in self._used_sizes and self._sizes[symbol] not in self.input_names:
-                yield Bind(self._sizes[symbol], self._names_of_input(source), dim)
+                yield ir.Bind(self._sizes[symbol], self._names_of_input(source), dim)
 
     def _names_of_input(self, source: Buffer) -> str:
         if source not in self._inputs:
@@ -260,23 +238,14 @@ class _Emitter:
         match event:
             case Kernel():
                 self._allocate([b for b in event.parameters if self._uses.of(b) not in self._names])
-                by_value = event.numbers if event.warps else ()
-                buffers = tuple(self._name(b) for b in event.parameters if b not in by_value)
                 number = self._kernel_numbers[event]
-                sizes = tuple(self._size(s) for s in event.symbols)
-                if event.warps:
-                    programs = self._size(event.programs)
-                    numbers = tuple(self._name(b) for b in by_value)
-                    device = event.writes[0].device
-                    self.instructions.append(Launch(number, buffers, sizes, programs, device, numbers))
-                else:
-                    self.instructions.append(Launch(number, buffers, sizes))
+                self.instructions.append(launch_of(event, number, self._name, self._size))
             case Extern():
                 self._drop_spare()  # the operator may allocate
                 self._call(event)
             case _:
                 target, source = event
-                self.instructions.append(Copy(self._name(target), self._name(source)))
+                self.instructions.append(ir.Copy(self._name(target), self._name(source)))
 
     def release(self, position: int) -> None:
         """Let go of what was used here for the last time."""
@@ -290,7 +259,7 @@ class _Emitter:
 
     def write_back(self) -> None:
         """Inputs that had to be replaced by a copy receive what was written to it."""
-        self.instructions.extend(WriteBack(original, self._names[b]) for b, original in self._originals.items())
+        self.instructions.extend(ir.WriteBack(original, self._names[b]) for b, original in self._originals.items())
 
     def _check_input(self, buffer: Buffer) -> None:
         if all(size is Poly.ONE for size in buffer.shape):
@@ -299,18 +268,17 @@ class _Emitter:
         if buffer in self._uses.written:
             original = self._originals[buffer] = f"w{len(self._originals)}"
         shape, strides = self._shape(buffer.shape), self._shape(buffer.strides)
-        self.instructions.append(Check(self._names[buffer], shape, strides, None, original))
+        self.instructions.append(ir.Check(self._names[buffer], shape, strides, None, original))
 
     def _allocate(self, buffers: list[Buffer]) -> None:
         wanted = [b for b in buffers if not self._take_spare(b)]
         if wanted:
             self._drop_spare()
         for buffer in wanted:
-            name = self._names[buffer] = f"b{self._buffers}"
+            name = self._names[buffer] = f"b{next(self._buffers)}"
             self._made_as[name] = buffer
-            self._buffers += 1
             shape, strides = self._shape(buffer.shape), self._shape(buffer.strides)
-            self.instructions.append(Allocate(name, shape, strides, buffer.dtype.value, buffer.device))
+            self.instructions.append(ir.Allocate(name, shape, strides, buffer.dtype.value, buffer.device))
 
     def _take_spare(self, buffer: Buffer) -> bool:
         """Put the buffer where a dead one of its size was, if there is one; one that is seen needs its very layout."""
@@ -331,32 +299,26 @@ class _Emitter:
 
     def _free(self, names: list[str]) -> None:
         if names:
-            self.instructions.append(Free(tuple(names)))
+            self.instructions.append(ir.Free(tuple(names)))
 
     def _call(self, extern: Extern) -> None:
-        name = callable_name(extern.target)
-        target = self._keep_alive(extern.target) if name is None else name
+        target = callable_name(extern.target) or self._keep_alive(extern.target)
         args = tuple(self.tree(a) for a in extern.args)
         kwargs = {k: self.tree(v) for k, v in extern.kwargs.items()}
         result = extern.result
+        made = isinstance(result, Buffer) and extern.overwrites is None
+        name = f"b{next(self._buffers)}" if made else f"x{next(self._hosts)}"
+        self.instructions.append(ir.Call(name, target, args, kwargs))
         if extern.overwrites is not None:
-            self.instructions.append(Call(f"x{self._hosts}", target, args, kwargs))
-            self._hosts += 1
             return
-        if isinstance(result, Buffer):
-            self._names[result] = f"b{self._buffers}"
-            self._buffers += 1
-        else:
-            self._names[result] = f"x{self._hosts}"
-            self._hosts += 1
-        self.instructions.append(Call(self._names[result], target, args, kwargs))
+        self._names[result] = name
         if isinstance(result, Buffer) and result in self._uses.laid_out:
             shape, strides = self._shape(result.shape), self._shape(result.strides)
-            self.instructions.append(Check(self._names[result], shape, strides, result.dtype.value))
+            self.instructions.append(ir.Check(self._names[result], shape, strides, result.dtype.value))
 
     # trees
 
-    def tree(self, tree: Any) -> Tree:
+    def tree(self, tree: Any) -> ir.Tree:
         """An argument or output tree with names instead of buffers."""
         if type(tree) in _PLAIN:
             return tree
@@ -364,10 +326,10 @@ class _Emitter:
             case View():
                 return self._view(tree)
             case Buffer() | HostValue():
-                return Ref(self._name(tree))
+                return ir.Ref(self._name(tree))
             case Poly() | Symbol():
                 constant = Poly.of(tree).constant
-                return SizeOf(self._size(tree)) if constant is None else constant
+                return ir.SizeOf(self._size(tree)) if constant is None else constant
             case torch.Tensor():
                 return self._constant(tree)
             case list():
@@ -380,29 +342,29 @@ class _Emitter:
                 return slice(self.tree(tree.start), self.tree(tree.stop), self.tree(tree.step))
         kind = _TORCH_KINDS.get(type(tree))
         if kind is not None:
-            return TorchValue(kind, str(tree).removeprefix("torch."))
+            return ir.TorchValue(kind, str(tree).removeprefix("torch."))
         return self._keep_alive(tree)
 
-    def _view(self, view: View) -> Ref:
+    def _view(self, view: View) -> ir.Ref:
         name = self._name(view.buffer)
         if view.is_whole:
-            return Ref(name)
-        return Ref(name, self._shape(view.shape), self._shape(view.strides), self._size(view.offset))
+            return ir.Ref(name)
+        return ir.Ref(name, self._shape(view.shape), self._shape(view.strides), self._size(view.offset))
 
-    def _constant(self, tensor: torch.Tensor) -> Constant:
+    def _constant(self, tensor: torch.Tensor) -> ir.Constant:
         for number, known in enumerate(self.constants):
             if known is tensor:
-                return Constant(number)
+                return ir.Constant(number)
         self.constants.append(tensor)
-        return Constant(len(self.constants) - 1)
+        return ir.Constant(len(self.constants) - 1)
 
-    def _keep_alive(self, value: Any) -> Live:
+    def _keep_alive(self, value: Any) -> ir.Live:
         for name, known in self.live.items():
             if known is value:
-                return Live(name)
+                return ir.Live(name)
         name = f"l{len(self.live)}"
         self.live[name] = value
-        return Live(name)
+        return ir.Live(name)
 
 
 def _same_layout(a: Buffer, b: Buffer) -> bool:

@@ -14,7 +14,8 @@ from ..ir.expr import Const
 from ..ir.kernel import Kernel, Let, LoadElement, Operand, ScheduledGroup, StoreElement, Var, walk
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer
-from ..ir.source import Allocate, Launch, Trial
+from ..ir.source import Allocate, Trial
+from .host import launch_of
 
 _CHECKED = ("wrap_index", "check_index")
 _KEEP_ZERO = ("cast", "neg", "abs", "mul", "add", "sub", "bitand", "bitor", "maximum")
@@ -29,7 +30,8 @@ def emit_trial(scheduled: ScheduledGroup) -> Trial | Refusal:
         return Refusal("what it reads depends on values")
     names = {b: f"a{n}" for n, b in enumerate(buffers)}
     stand_ins = tuple(stand_in(b, names[b]) for b in buffers)
-    return Trial(stand_ins, tuple(_launch(n, k, names) for n, k in enumerate(scheduled.kernels)))
+    launches = (launch_of(k, n, names.__getitem__, _number) for n, k in enumerate(scheduled.kernels))
+    return Trial(stand_ins, tuple(launches))
 
 
 def have_examples(buffers: Iterable[Buffer], symbols: Iterable[Symbol] = ()) -> bool:
@@ -40,19 +42,12 @@ def have_examples(buffers: Iterable[Buffer], symbols: Iterable[Symbol] = ()) -> 
 
 def stand_in(buffer: Buffer, name: str) -> Allocate:
     """A tensor of a buffer's layout."""
-    return Allocate(name, _numbers(buffer.shape), _numbers(buffer.strides), buffer.dtype.value, buffer.device)
+    shape, strides = (tuple(map(_number, sizes)) for sizes in (buffer.shape, buffer.strides))
+    return Allocate(name, shape, strides, buffer.dtype.value, buffer.device)
 
 
-def _launch(number: int, kernel: Kernel, names: dict[Buffer, str]) -> Launch:
-    by_value = kernel.numbers
-    buffers = tuple(names[b] for b in kernel.parameters if b not in by_value)
-    sizes = _numbers(tuple(s.poly() for s in kernel.symbols))
-    (programs,) = _numbers((kernel.programs,))
-    return Launch(number, buffers, sizes, programs, kernel.writes[0].device, tuple(names[b] for b in by_value))
-
-
-def _numbers(polys: tuple[Poly, ...]) -> tuple[str, ...]:
-    return tuple(str(estimate(p)) for p in polys)
+def _number(size: Poly | Symbol) -> str:
+    return str(estimate(Poly.of(size)))
 
 
 def stays_inside(kernel: Kernel) -> bool:

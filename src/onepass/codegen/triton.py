@@ -11,41 +11,15 @@ import hashlib
 import re
 from collections.abc import Sequence
 
+from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const, const
-from ..ir.kernel import (
-    Accumulate,
-    Accumulator,
-    Bind,
-    Contract,
-    Finish,
-    Fold,
-    Kernel,
-    Let,
-    LoadElement,
-    LoadTile,
-    Local,
-    Loop,
-    Operand,
-    RandomWord,
-    ReadLocal,
-    Rescale,
-    Share,
-    Start,
-    Statement,
-    StoreElement,
-    StoreTile,
-    Tile,
-    When,
-    WriteLocal,
-)
 from ..ir.poly import Axis, Poly, in_range, is_far, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import bare, header, operand_dtype
-from .scalars import COMPARISONS
+from .scalars import COMPARISONS, identities
 from .triton_ops import (
     MATRIX_TYPES,
-    identities,
     joined_words,
     signature_type,
     triton_fold,
@@ -54,13 +28,13 @@ from .triton_ops import (
     triton_pointwise,
     triton_type,
 )
-from .triton_products import contract, load_tile, share, store_tile
-from .triton_text import NO_AXES, OpenTile, TileEmitter
+from .triton_products import ProductEmitter
+from .triton_text import NO_AXES, OpenTile
 
 _CHECKED = ("wrap_index", "check_index")
 
 
-def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> KernelSource:
+def emit_triton(kernel: ir.Kernel, exact: bool = False, overlaps: bool = False) -> KernelSource:
     """The Triton module of one kernel. `exact`: a product and a sum are never contracted."""
     text = TritonEmitter(kernel, overlaps, describe=True).unit()
     general = TritonEmitter(kernel, overlaps, describe=False).unit() if kernel.descriptors else ""
@@ -84,8 +58,8 @@ def emit_triton(kernel: Kernel, exact: bool = False, overlaps: bool = False) -> 
     )  # fmt: skip
 
 
-class TritonEmitter(TileEmitter):
-    """The statements."""
+class TritonEmitter(ProductEmitter):
+    """The unit, and the statements that are not of products."""
 
     # --- the unit ---
 
@@ -112,7 +86,7 @@ class TritonEmitter(TileEmitter):
         """The program number becomes one position per grid axis, the last one fastest."""
         left = "tl.program_id(0)"
         axes = self.kernel.grid
-        if self.kernel.resident and not any(isinstance(s, Share) for s in self.kernel.body):
+        if self.kernel.resident and not any(isinstance(s, ir.Share) for s in self.kernel.body):
             total = self.poly(product(g.extent for g in axes))
             flat = ", flatten=True" if self.kernel.flat else ""
             self.line(f"for program in tl.range({left}, {total}, tl.num_programs(0){flat}):")
@@ -122,53 +96,22 @@ class TritonEmitter(TileEmitter):
 
     # --- statements ---
 
-    def statement(self, s: Statement) -> None:
-        match s:
-            case Let():
-                self.let(s)
-            case LoadElement():
-                self.load(s)
-            case LoadTile():
-                load_tile(self, s)
-            case StoreTile():
-                store_tile(self, s)
-            case StoreElement():
-                self.store(s)
-            case RandomWord():
-                self.random(s)
-            case ReadLocal():
-                self.define(s.var, s.local.name, self.dims.get(s.local.name))
-            case WriteLocal():
-                self.write_cell(s.local, s.value)
-            case Start():
-                self.start(s.accumulator)
-            case Accumulate():
-                self.accumulate(s)
-            case Finish():
-                self.finish(s)
-            case Fold():
-                self.fold(s)
-            case Rescale():
-                name, factor = f"{s.accumulator.name}_0", self.operand(s.factor)
-                scaled = f"{name} * {factor}"
-                self.line(f"{name} = {f'tl.where({factor} == 0, 0.0, {scaled})' if s.guarded else scaled}")
-            case Contract():
-                contract(self, s)
-            case Loop():
-                self.loop(s)
-            case Share():
-                share(self, s)
-            case Tile():
-                self.tile(s)
-            case Bind():
-                self.line(f"{s.axis.name} = {self.poly(s.value)}")
-            case When():
-                self.line(f"if {self.operand(s.condition)}:")
-                self.nested(s.body)
-            case _:
-                raise AssertionError(f"no Triton for {type(s).__name__}")
+    def visit_ReadLocal(self, s: ir.ReadLocal) -> None:
+        self.define(s.var, s.local.name, self.dims.get(s.local.name))
 
-    def let(self, s: Let) -> None:
+    def visit_Rescale(self, s: ir.Rescale) -> None:
+        name, factor = f"{s.accumulator.name}_0", self.operand(s.factor)
+        scaled = f"{name} * {factor}"
+        self.line(f"{name} = {f'tl.where({factor} == 0, 0.0, {scaled})' if s.guarded else scaled}")
+
+    def visit_Bind(self, s: ir.Bind) -> None:
+        self.line(f"{s.axis.name} = {self.poly(s.value)}")
+
+    def visit_When(self, s: ir.When) -> None:
+        with self.nested(f"if {self.operand(s.condition)}:"):
+            self.block(s.body)
+
+    def visit_Let(self, s: ir.Let) -> None:
         dims = self.dims_of(*s.args)
         if s.op in COMPARISONS and len(places := [p for a in s.args if (p := _place(a)) is not None]) == 2:
             text = triton_pointwise(s.op, [self.poly(p) for p in places], [DType.I64] * 2, DType.BOOL)
@@ -186,7 +129,7 @@ class TritonEmitter(TileEmitter):
         text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
         self.define(s.var, bare(text), dims)
 
-    def checked_index(self, s: Let, args: list[str], dims: frozenset[str] | None) -> None:
+    def checked_index(self, s: ir.Let, args: list[str], dims: frozenset[str] | None) -> None:
         """An index from data: outside its dimension the program stops, as eager's does on a GPU."""
         index, size = args
         wrapped = f"tl.where({index} < 0, {index} + {size}, {index})"
@@ -196,7 +139,7 @@ class TritonEmitter(TileEmitter):
         asserted = inside if mask is None else f"{inside} | (({mask}) == 0)"
         self.line(f'tl.device_assert({asserted}, "index out of range in self")')
 
-    def random(self, s: RandomWord) -> None:
+    def visit_RandomWord(self, s: ir.RandomWord) -> None:
         seed, dims = self.operand(s.seed), self.dims_of(s.index)
         if s.along is None:
             index = self.poly(s.index)
@@ -222,7 +165,7 @@ class TritonEmitter(TileEmitter):
             return ""
         return f"[{', '.join(':' if k == dim else 'None' for k in range(self.rank))}]"
 
-    def tile(self, s: Tile) -> None:
+    def visit_Tile(self, s: ir.Tile) -> None:
         name = s.axis.name
         open_tiles = {n: t for n, t in self.tiles.items() if n != name}
         dim = len(open_tiles) if s.dim is None else s.dim
@@ -242,7 +185,7 @@ class TritonEmitter(TileEmitter):
         text = self.poly(limit)
         return f"tl.cast(min({lanes}, {text}), tl.int32)" if self.kernel.wide and limit.names() else text
 
-    def loop(self, s: Loop) -> None:
+    def visit_Loop(self, s: ir.Loop) -> None:
         start, stop = "0", self.poly(s.extent)
         for bound in (*s.before, *((s.limit,) if s.limit is not None else ())):
             stop = f"min({stop}, {self.poly(bound)})"
@@ -252,14 +195,14 @@ class TritonEmitter(TileEmitter):
             start, stop = (t if t.isdigit() else f"tl.cast({t}, tl.int32)" for t in (start, stop))
         name = s.axis.name
         steps = f"tl.range({start}, {stop}, num_stages={s.stages})" if s.stages else f"range({start}, {stop})"
-        self.line(f"for {name} in {steps}:")
-        self.nested(s.body)
+        with self.nested(f"for {name} in {steps}:"):
+            self.block(s.body)
 
     # --- cells and accumulators ---
 
-    def write_cell(self, local: Local, value: Operand) -> None:
+    def visit_WriteLocal(self, s: ir.WriteLocal) -> None:
+        local, value, text = s.local, s.value, self.operand(s.value)
         assert local.size == 1, "tile programs have no arrays"
-        text = self.operand(value)
         if local.name not in self.dims:
             assert isinstance(value, Const), "a cell starts as a number"
             shape, self.dims[local.name] = self.lanes_of(local.tiles)
@@ -267,14 +210,18 @@ class TritonEmitter(TileEmitter):
         self.line(f"{local.name} = {text}")
 
     def lanes_of(self, tiles: tuple[Axis, ...]) -> tuple[list[int], frozenset[str]]:
-        """The shape and axes of a state for each lane of tiles; one that is not open yet is the next."""
+        """The shape and axes of a state for each lane of tiles."""
         shape = [1] * self.rank
         for axis in tiles:
-            dim = self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
-            shape[dim] = axis.extent.constant or 1
+            shape[self.dim_of(axis)] = axis.extent.constant or 1
         return shape, frozenset(a.name for a in tiles)
 
-    def start(self, a: Accumulator) -> None:
+    def dim_of(self, axis: Axis) -> int:
+        """The dimension of a tile axis; one that is not open yet is the next."""
+        return self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
+
+    def visit_Start(self, s: ir.Start) -> None:
+        a = s.accumulator
         shape, dims = self.lanes_of(a.tiles)
         for name, dtype, value in zip(self.parts(a), a.dtypes, identities(a.monoid, a.dtypes), strict=True):
             number = triton_number(value) if dtype is not DType.BOOL else str(int(value.value))
@@ -286,7 +233,7 @@ class TritonEmitter(TileEmitter):
         self,
         monoid: str,
         dtypes: Sequence[DType],
-        inputs: tuple[Operand, ...],
+        inputs: tuple[ir.Operand, ...],
         axes: tuple[Axis, ...],
         folded: bool,
     ) -> list[str]:
@@ -299,7 +246,7 @@ class TritonEmitter(TileEmitter):
         values = [self.masked(v, n, axes, beside) for v, n in zip(inputs, neutral, strict=True)]
         return [values[0], f"{values[1]}.to(tl.int32)"] if short else values
 
-    def accumulate(self, s: Accumulate) -> None:
+    def visit_Accumulate(self, s: ir.Accumulate) -> None:
         a = s.accumulator
         axes = tuple(x for x in s.lane.axes if x.name in self.tiles)
         if a.monoid == "welford" and set(axes) <= set(a.tiles):
@@ -314,13 +261,10 @@ class TritonEmitter(TileEmitter):
             return
         folded = tuple(x for x in axes if x not in a.tiles)  # which have no states of their own
         values = self.entering(a.monoid, a.dtypes, s.inputs, axes, bool(folded))
-        for axis in folded:
-            names = [f"{name}_new" for name in self.parts(a)]
-            self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, self.tiles[axis.name].dim)}")
-            values = names
+        values = self.folded([f"{name}_new" for name in self.parts(a)], a.monoid, values, folded)
         self.line(f"{', '.join(self.parts(a))} = {triton_join(a.monoid, self.parts(a), values, a.dtypes[0])}")
 
-    def welford(self, value: Operand, axes: tuple[Axis, ...], name: str) -> list[str]:
+    def welford(self, value: ir.Operand, axes: tuple[Axis, ...], name: str) -> list[str]:
         """Mean, sum of squared distances and count of the lanes that count, in two passes over the held tile."""
         dtype = operand_dtype(value)
         kind = triton_type(dtype)
@@ -328,22 +272,27 @@ class TritonEmitter(TileEmitter):
         self.line(f"{name}_x = {self.masked(value, zero, axes)}")
         counts = " * ".join(f"tl.cast({self.tiles[a.name].count}, {kind})" for a in axes) or f"tl.full([], 1, {kind})"
         self.line(f"{name}_count = {counts} + tl.full({[1] * self.rank}, 0, {kind})")
-        self.line(f"{name}_mean = {self.folds('sum', [f'{name}_x'], axes)} / {name}_count")
+        self.line(f"{name}_mean = {self.summed(f'{name}_x', axes)} / {name}_count")
         mask = self.mask(frozenset(a.name for a in axes))
         distance = f"{name}_x - {name}_mean"
         self.line(f"{name}_d = {distance if mask is None else f'tl.where({mask}, {distance}, 0.0)'}")
-        self.line(f"{name}_m2 = {self.folds('sum', [f'{name}_d * {name}_d'], axes)}")
+        self.line(f"{name}_m2 = {self.summed(f'{name}_d * {name}_d', axes)}")
         return [f"{name}_mean", f"{name}_m2", f"{name}_count"]
 
-    def folds(self, monoid: str, values: list[str], axes: tuple[Axis, ...]) -> str:
-        """One value folded over several axes."""
-        assert len(values) == 1
-        text = values[0]
+    def summed(self, text: str, axes: tuple[Axis, ...]) -> str:
+        """The sum of a value over several axes."""
         for axis in axes:
-            text = triton_fold(monoid, [text], self.tiles[axis.name].dim)
+            text = triton_fold("sum", [text], self.dim_of(axis))
         return text
 
-    def fold(self, s: Fold) -> None:
+    def folded(self, names: list[str], monoid: str, values: list[str], axes: tuple[Axis, ...]) -> list[str]:
+        """What holds values after they are folded over axes, one by one: the names, or still the values."""
+        for axis in axes:
+            self.line(f"{', '.join(names)} = {triton_fold(monoid, values, self.dim_of(axis))}")
+            values = names
+        return values
+
+    def visit_Fold(self, s: ir.Fold) -> None:
         dims = (self.dims_of(*s.inputs) or NO_AXES) - {a.name for a in s.over}
         names = [v.name for v in s.parts]
         if s.monoid == "welford":
@@ -352,9 +301,7 @@ class TritonEmitter(TileEmitter):
                 self.define(var, text, dims)
             return
         values = self.entering(s.monoid, [v.dtype for v in s.parts], s.inputs, s.over, folded=True)
-        for axis in s.over:
-            self.line(f"{', '.join(names)} = {triton_fold(s.monoid, values, self.tiles[axis.name].dim)}")
-            values = names
+        self.folded(names, s.monoid, values, s.over)
         for var in s.parts:
             if var.dtype is DType.BOOL:
                 self.line(f"{var.name} = {var.name} != 0")
@@ -362,14 +309,10 @@ class TritonEmitter(TileEmitter):
                 self.line(f"{var.name} = {var.name}.to(tl.int64)")
             self.dims[var.name] = dims
 
-    def finish(self, s: Finish) -> None:
+    def visit_Finish(self, s: ir.Finish) -> None:
         a = s.accumulator
-        names, values = [v.name for v in s.parts], self.parts(a)
-        dims = self.dims[values[0]] - {x.name for x in a.folded}
-        for axis in a.folded:
-            dim = self.tiles[axis.name].dim if axis.name in self.tiles else len(self.tiles)
-            self.line(f"{', '.join(names)} = {triton_fold(a.monoid, values, dim)}")
-            values = names
+        dims = self.dims[self.parts(a)[0]] - {x.name for x in a.folded}
+        values = self.folded([v.name for v in s.parts], a.monoid, self.parts(a), a.folded)
         for var, value in zip(s.parts, values, strict=True):
             if value != var.name:
                 self.line(f"{var.name} = {value}")
@@ -378,7 +321,7 @@ class TritonEmitter(TileEmitter):
             self.dims[var.name] = dims
 
 
-def _place(value: Operand) -> Poly | None:
+def _place(value: ir.Operand) -> Poly | None:
     """An operand of a comparison as an index expression, in as many bits as offsets have; None if it is none."""
     if isinstance(value, Const) and value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
         return Poly.of(int(value.value))

@@ -5,24 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const
-from ..ir.kernel import (
-    Accumulator,
-    GridAxis,
-    Kernel,
-    LoadElement,
-    Loop,
-    Operand,
-    Share,
-    Statement,
-    StoreElement,
-    Tile,
-    Var,
-    When,
-    walk,
-)
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, is_far, nonnegative
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, is_far
 from .emitter import Emitter, bare, operand_dtype
 from .triton_ops import from_word, triton_const
 
@@ -44,9 +30,9 @@ class OpenTile:
 class TileEmitter(Emitter):
     """Emits what statements have in common; the statements themselves are a subclass's."""
 
-    indent = "    "
+    indent, quotient = "    ", "//"
 
-    def __init__(self, kernel: Kernel, overlaps: bool, describe: bool) -> None:
+    def __init__(self, kernel: ir.Kernel, overlaps: bool, describe: bool) -> None:
         super().__init__(kernel)
         self.overlaps = overlaps
         self.described = [d.name for d in kernel.descriptors] if describe else []
@@ -59,7 +45,7 @@ class TileEmitter(Emitter):
         self.rank = tile_rank(kernel.body)
         self.near = True  # whether 32 bits are enough for what is written
 
-    def positions(self, axes: tuple[GridAxis, ...], left: str) -> None:
+    def positions(self, axes: tuple[ir.GridAxis, ...], left: str) -> None:
         """The number `left` as one position per grid axis."""
         for k in range(len(axes) - 1, -1, -1):
             name = axes[k].axis.name
@@ -71,12 +57,8 @@ class TileEmitter(Emitter):
             self.line(f"{name} = program{k} % {extent}")
             left = f"(program{k} // {extent})"
 
-    def division(self, atom: Quotient | Remainder) -> str:
-        a, b = self.poly(atom.numerator), self.divisor(atom.denominator)
-        quotient = isinstance(atom, Quotient)
-        if nonnegative(atom.numerator) or not atom.numerator.names():
-            return f"({a} {'//' if quotient else '%'} {b})"
-        return f"op_index_{'floordiv' if quotient else 'remainder'}({a}, {b})"
+    def divides_plainly(self, numerator: Poly) -> bool:
+        return not numerator.names() or super().divides_plainly(numerator)  # numbers are Python's
 
     def poly(self, poly: Poly) -> str:
         """Programs, lanes and counters have 32 bits. In a kernel with far offsets they get 64 where they may need them;
@@ -118,18 +100,18 @@ class TileEmitter(Emitter):
                 found = (found or NO_AXES) | self.dims[name]
         return found
 
-    def dims_of(self, *operands: Operand | None) -> frozenset[str] | None:
+    def dims_of(self, *operands: ir.Operand | None) -> frozenset[str] | None:
         """The tile axes that operands together vary over; None if all are scalars."""
         found: frozenset[str] | None = None
         for o in operands:
-            own = self.poly_dims(o) if isinstance(o, Poly) else self.dims.get(o.name) if isinstance(o, Var) else None
+            own = self.poly_dims(o) if isinstance(o, Poly) else self.dims.get(o.name) if isinstance(o, ir.Var) else None
             if own is not None:
                 found = (found or NO_AXES) | own
         return found
 
-    def operand(self, value: Operand) -> str:
+    def operand(self, value: ir.Operand) -> str:
         match value:
-            case Var():
+            case ir.Var():
                 return value.name
             case Const():
                 return triton_const(value)
@@ -150,17 +132,17 @@ class TileEmitter(Emitter):
             shape[self.tiles[name].dim] = self.tiles[name].lanes
         return shape
 
-    def define(self, var: Var, text: str, dims: frozenset[str] | None) -> None:
+    def define(self, var: ir.Var, text: str, dims: frozenset[str] | None) -> None:
         self.line(f"{var.name} = {text}")
         if dims is not None:
             self.dims[var.name] = dims
 
-    def block(self, body: tuple[Statement, ...]) -> None:
+    def block(self, body: tuple[ir.Statement, ...]) -> None:
         tiles = dict(self.tiles)
         super().block(body)
         self.tiles = tiles  # what a block opens, it closes
 
-    def load(self, s: LoadElement) -> None:
+    def visit_LoadElement(self, s: ir.LoadElement) -> None:
         if s.buffer in self.numbers:
             self.define(s.var, from_word(self.numbers[s.buffer], s.buffer.dtype), None)
             return
@@ -172,13 +154,13 @@ class TileEmitter(Emitter):
         self.define(s.var, f"tl.load({', '.join(arguments)})", dims)
         self.loaded.add(s.var.name)
 
-    def store(self, s: StoreElement) -> None:
+    def visit_StoreElement(self, s: ir.StoreElement) -> None:
         value = self.operand(s.value)
         place, _, mask = self.place(s.offset, s.guard, self.dims_of(s.value, s.guard))
         self.line(f"tl.store({self.pointers[s.buffer]} + {place}, {value}{f', mask={mask}' if mask else ''})")
 
     def place(
-        self, offset: Poly, guard: Operand | None, held: frozenset[str] | None = None
+        self, offset: Poly, guard: ir.Operand | None, held: frozenset[str] | None = None
     ) -> tuple[str, frozenset[str] | None, str | None]:
         """An offset with the lanes of its guard, the axes it varies over, and which lanes count. `held`: the axes of
         a value that is a tile, even if of one lane: so is its place."""
@@ -191,10 +173,12 @@ class TileEmitter(Emitter):
             text, dims = f"({text} + tl.where({conditions[0]}, zero, zero))", (dims or NO_AXES) | extra
         return text, dims, self.mask(dims, *conditions)
 
-    def parts(self, a: Accumulator) -> list[str]:
+    def parts(self, a: ir.Accumulator) -> list[str]:
         return [f"{a.name}_{k}" for k in range(len(a.dtypes))]
 
-    def masked(self, value: Operand, neutral: Const, axes: tuple[Axis, ...], beside: frozenset[str] = NO_AXES) -> str:
+    def masked(
+        self, value: ir.Operand, neutral: Const, axes: tuple[Axis, ...], beside: frozenset[str] = NO_AXES
+    ) -> str:
         """A value as it enters a reduction over tile axes: identity where lanes do not count, all lanes present.
 
         `beside`: axes of the values that enter with it.
@@ -215,18 +199,18 @@ class TileEmitter(Emitter):
         return text
 
 
-def tile_rank(body: tuple[Statement, ...]) -> int:
+def tile_rank(body: tuple[ir.Statement, ...]) -> int:
     """How many tile axes are open at once, at most; where they name their dimensions, how many of these."""
-    named = [s.dim for s in walk(body) if isinstance(s, Tile) and s.dim is not None]
+    named = [s.dim for s in ir.walk(body) if isinstance(s, ir.Tile) and s.dim is not None]
     return 1 + max(named) if named else _deepest(body, frozenset())
 
 
-def _deepest(body: tuple[Statement, ...], names: frozenset[str]) -> int:
+def _deepest(body: tuple[ir.Statement, ...], names: frozenset[str]) -> int:
     most = len(names)
     for s in body:
-        if isinstance(s, Tile):
+        if isinstance(s, ir.Tile):
             names = names | {s.axis.name}
-        elif isinstance(s, Loop | When | Share):
+        elif isinstance(s, ir.Loop | ir.When | ir.Share):
             most = max(most, _deepest(s.body, names))
         most = max(most, len(names))
     return most

@@ -101,18 +101,7 @@ def _copied(tree: Any) -> Any:
         except Exception:
             return leaf  # a lock, a generator, a handle: it cannot be copied, so it is passed as it is
 
-    return _map_leaves(copy_leaf, tree)
-
-
-def _map_leaves(on_leaf: Callable[[Any], Any], tree: Any) -> Any:
-    match tree:
-        case dict() if type(tree) is dict:
-            return {key: _map_leaves(on_leaf, value) for key, value in tree.items()}
-        case list() if type(tree) is list:
-            return [_map_leaves(on_leaf, value) for value in tree]
-        case tuple() if type(tree) is tuple:
-            return tuple(_map_leaves(on_leaf, value) for value in tree)
-    return on_leaf(tree)
+    return pytree.tree_map(copy_leaf, tree)
 
 
 def _tensors_of(value: Any) -> Iterator[torch.Tensor]:

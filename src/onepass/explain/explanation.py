@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from .html import render_html
+from .text import render_text, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +40,28 @@ class Explanation:
     @property
     def bytes_moved(self) -> int:
         """Bytes the compiled program reads and writes, externs included."""
-        return sum(graph.bytes_moved for graph in self.graphs)
+        return total(self.graphs, "bytes_moved")
 
     @property
     def bytes_unfused(self) -> int:
         """Bytes it would move with one kernel per operation."""
-        return sum(graph.bytes_unfused for graph in self.graphs)
+        return total(self.graphs, "bytes_unfused")
 
     @property
     def bytes_minimum(self) -> int:
         """Bytes of inputs and outputs: what no compiler can avoid."""
-        return sum(graph.bytes_minimum for graph in self.graphs)
+        return total(self.graphs, "bytes_minimum")
 
     @property
     def saved_bytes(self) -> int:
         """Bytes kept from forward for backward, beyond the inputs."""
-        return sum(graph.saved_bytes for graph in self.graphs)
+        return total(self.graphs, "saved_bytes")
 
     def to_dict(self) -> dict[str, Any]:
         """Totals and every record, as JSON types."""
+        totals = ("bytes_moved", "bytes_unfused", "bytes_minimum", "saved_bytes")
         return {
-            "bytes_moved": self.bytes_moved,
-            "bytes_unfused": self.bytes_unfused,
-            "bytes_minimum": self.bytes_minimum,
-            "saved_bytes": self.saved_bytes,
+            **{name: total(self.graphs, name) for name in totals},
             "kernels": len(self.kernels),
             "externs": len(self.externs),
             "graphs": [graph.to_json() for graph in self.graphs],
@@ -73,11 +73,7 @@ class Explanation:
 
     def to_html(self) -> str:
         """One self-contained page."""
-        from .html import render_html
-
-        return render_html(self)
+        return render_html(self.graphs)
 
     def __str__(self) -> str:
-        from .text import render_text
-
-        return render_text(self)
+        return render_text(self.graphs)

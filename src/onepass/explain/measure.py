@@ -6,6 +6,8 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..analysis.access import assumed_size, load_bytes, operation_cost, storage_bytes
 from ..analysis.nest import opened
 from ..analysis.price import price
@@ -14,7 +16,7 @@ from ..ir.expr import Expr, Load, postorder
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
-from ..ir.program import Buffer, Define, Extern, Program, Update, View
+from ..ir.program import Buffer, Define, Extern, Program, Update, View, leaves
 from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
 from ..ir.source import KernelSource
 from ..ir.target import Target
@@ -74,15 +76,11 @@ def _kernel_record(
 
 
 def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int, target: Target) -> float:
-    """Of a group's kernels the first does its work; the others finish it, and have bytes to move."""
-    if target.warp and not group.products:
+    """The price of a kernel on a GPU; on a CPU the first kernel of a group does its work, the others finish it."""
+    if target.warp:
         return price(kernel, target).total_us
-    if kernel is not result.kernels[0]:
-        return predict_us(moved, 0.0, 1, target)
-    if group.predicted_us is None:
-        return predict_us(moved, operation_cost(opened(unify(list(group.stores)))), 1, target)
-    others = (sum(storage_bytes(b) for b in (*k.reads, *k.writes)) for k in result.kernels[1:])
-    return max(group.predicted_us - sum(predict_us(m, 0.0, 1, target) for m in others), target.launch_us)
+    work = operation_cost(opened(unify(list(group.stores)))) if kernel is result.kernels[0] else 0.0
+    return predict_us(moved, work, 1, target)
 
 
 def bytes_read(values: list[Expr]) -> int:
@@ -121,15 +119,8 @@ def _minimum(program: Program, updates: list[Update]) -> int:
     return sum(map(storage_bytes, used & inputs)) + sum(map(storage_bytes, outputs | {u.target for u in updates}))
 
 
-def _views(tree: object) -> list[View]:
-    match tree:
-        case View():
-            return [tree]
-        case list() | tuple():
-            return [v for item in tree for v in _views(item)]
-        case dict():
-            return [v for item in tree.values() for v in _views(item)]
-    return []
+def _views(tree: Any) -> list[View]:
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, View)]
 
 
 def _plan_text(plan: FusionPlan) -> str:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord, TrialRecord
-
-if TYPE_CHECKING:
-    from .explanation import Explanation
 
 REJECTED_SHOWN = 12  # the rest is in the JSON; the largest missed savings come first
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def render_text(explanation: Explanation) -> str:
+def render_text(graphs: Sequence[CompileRecord]) -> str:
     """The full report."""
-    if not explanation.graphs:
+    if not graphs:
         return "onepass: nothing was compiled (no tensor operation was captured)"
-    lines = list(_totals(explanation))
-    for number, graph in enumerate(explanation.graphs, 1):
-        lines.append("")
-        lines.extend(_graph(graph, number, len(explanation.graphs)))
+    lines = list(_totals(graphs))
+    for number, graph in enumerate(graphs, 1):
+        lines += ["", *_graph(graph, number, len(graphs))]
     return "\n".join(lines)
 
 
@@ -45,6 +40,17 @@ def time_text(microseconds: float) -> str:
 def counted(count: int, noun: str) -> str:
     """A count with its noun: 1 kernel, 2 kernels."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def counts_text(graphs: Sequence[CompileRecord]) -> str:
+    """How much was compiled: 1 graph, 2 kernels, 0 externs."""
+    kernels, externs = sum(len(g.kernels) for g in graphs), sum(len(g.externs) for g in graphs)
+    return f"{counted(len(graphs), 'graph')}, {counted(kernels, 'kernel')}, {counted(externs, 'extern')}"
+
+
+def total(graphs: Iterable[CompileRecord], field: str) -> int:
+    """The sum of a field that counts bytes."""
+    return sum(int(getattr(graph, field)) for graph in graphs)
 
 
 def ratio_text(part: int, whole: int) -> str:
@@ -91,20 +97,21 @@ def trial_line(trial: TrialRecord) -> str:
     return _one_line(f"{trial.change}: {time_text(trial.time_us)}{spilled}{', chosen' if trial.chosen else ''}")
 
 
-def _totals(explanation: Explanation) -> Iterator[str]:
-    moved, unfused = explanation.bytes_moved, explanation.bytes_unfused
-    minimum = explanation.bytes_minimum
-    counts = (
-        counted(len(explanation.graphs), "graph"),
-        counted(len(explanation.kernels), "kernel"),
-        counted(len(explanation.externs), "extern"),
-    )
-    yield f"onepass: {', '.join(counts)}"
+def kernel_facts(kernel: KernelRecord) -> str:
+    """The bytes and the predicted time of a kernel."""
+    read, written = byte_text(kernel.bytes_read), byte_text(kernel.bytes_written)
+    return f"reads {read}, writes {written}, predicted {time_text(kernel.predicted_us)}"
+
+
+def _totals(graphs: Sequence[CompileRecord]) -> Iterator[str]:
+    moved, saved = total(graphs, "bytes_moved"), total(graphs, "saved_bytes")
+    yield f"onepass: {counts_text(graphs)}"
     yield f"  moved    {byte_text(moved):>10}"
-    yield f"  unfused  {byte_text(unfused):>10}  {ratio_text(unfused, moved)} of moved"
-    yield f"  minimum  {byte_text(minimum):>10}  {ratio_text(minimum, moved)} of moved"
-    if explanation.saved_bytes:
-        yield f"  saved    {byte_text(explanation.saved_bytes):>10}  kept for backward, beyond the inputs"
+    for name in ("unfused", "minimum"):
+        count = total(graphs, f"bytes_{name}")
+        yield f"  {name}  {byte_text(count):>10}  {ratio_text(count, moved)} of moved"
+    if saved:
+        yield f"  saved    {byte_text(saved):>10}  kept for backward, beyond the inputs"
 
 
 def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
@@ -123,8 +130,7 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
 
 
 def _kernel(kernel: KernelRecord) -> Iterator[str]:
-    moved = f"reads {byte_text(kernel.bytes_read)}, writes {byte_text(kernel.bytes_written)}"
-    yield f"  kernel {_one_line(kernel.name)}: {moved}, predicted {time_text(kernel.predicted_us)}"
+    yield f"  kernel {_one_line(kernel.name)}: {kernel_facts(kernel)}"
     if kernel.schedule:
         yield f"    schedule  {_one_line(kernel.schedule)}"
     if kernel.registers:

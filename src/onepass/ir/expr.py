@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
+from .buffer import Buffer
 from .dtypes import DType
 from .interning import Interned, digest
 from .monoids import MONOIDS, part_dtypes
 from .ops import OPS
-from .poly import Axis, Indirect, Poly, in_range, transform
-
-if TYPE_CHECKING:
-    from .program import Buffer
+from .poly import Atom, Axis, Poly, in_range, transform
 
 _serial = itertools.count()
 _NO_AXES: frozenset[Axis] = frozenset()
@@ -54,9 +53,27 @@ class Expr(metaclass=Interned):
         self.place = min((place, *(c.place for c in children)))
 
     def __repr__(self) -> str:
-        from .printer import print_expr
+        lines, text = rendered(self)
+        return f"let {'; '.join(lines)} in {text}" if lines else text
 
-        return print_expr(self)
+
+class Indirect(Atom):
+    """An index that is data: the (already wrapped and checked) value of an integer expression."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Expr) -> None:
+        self.value = value
+        self.key, self.form = f"[v{value.order:x}.{value.place}.{value.serial}]", hash((4, value.order))
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return self.value.axes
+
+
+def _indices(polys: Iterable[Poly]) -> tuple[Expr, ...]:
+    """The values that are indices in polys, each once."""
+    return tuple(dict.fromkeys(a.value for p in polys for a in p.indirects() if isinstance(a, Indirect)))
 
 
 class Const(Expr):
@@ -83,9 +100,8 @@ class Load(Expr):
 
     def __init__(self, buffer: Buffer, index: tuple[Poly, ...]) -> None:
         self.buffer, self.index = buffer, index
-        values = tuple(dict.fromkeys(i.value for p in index for i in p.indirects()))
         own = buffer.form, *(p.form for p in index)
-        self._set(buffer.dtype, _union(p.axes for p in index), values, *own, place=buffer.place)
+        self._set(buffer.dtype, _union(p.axes for p in index), _indices(index), *own, place=buffer.place)
 
 
 class Index(Expr):
@@ -95,7 +111,7 @@ class Index(Expr):
 
     def __init__(self, poly: Poly) -> None:
         self.poly = poly
-        self._set(DType.I64, poly.axes, tuple(i.value for i in poly.indirects()), poly.form)
+        self._set(DType.I64, poly.axes, _indices((poly,)), poly.form)
 
 
 class Pointwise(Expr):
@@ -124,26 +140,14 @@ class Reduce(Expr):
         return part_dtypes(self.monoid, tuple(i.dtype for i in self.inputs))
 
 
-class Scan(Expr):
-    """Inclusive scan of `inputs` along the bound axis `over`, read at position `at`."""
-
-    __slots__ = ("at", "inputs", "monoid", "over")
-
-    def __init__(self, monoid: str, inputs: tuple[Expr, ...], over: Axis, at: Poly) -> None:
-        self.monoid, self.inputs, self.over, self.at = monoid, inputs, over, at
-        axes = (_union(i.axes for i in inputs) - {over}) | at.axes
-        self._set(inputs[0].dtype, axes, inputs, digest(monoid), over.form, at.form)
-
-
 class Part(Expr):
-    """One component of a reduction's or scan's state."""
+    """One component of a reduction's state."""
 
     __slots__ = ("index", "source")
 
-    def __init__(self, source: Reduce | Scan, index: int) -> None:
+    def __init__(self, source: Reduce, index: int) -> None:
         self.source, self.index = source, index
-        dtypes = part_dtypes(source.monoid, tuple(i.dtype for i in source.inputs))
-        self._set(dtypes[index], source.axes, (source,), index)
+        self._set(source.part_dtypes[index], source.axes, (source,), index)
 
 
 class Random(Expr):
@@ -153,8 +157,7 @@ class Random(Expr):
 
     def __init__(self, seed: Expr, index: Poly, stream: int) -> None:
         self.seed, self.index, self.stream = seed, index, stream
-        children = seed, *(i.value for i in index.indirects())
-        self._set(DType.U32, seed.axes | index.axes, children, stream, index.form)
+        self._set(DType.U32, seed.axes | index.axes, (seed, *_indices((index,))), stream, index.form)
 
 
 def _union(sets: Iterable[frozenset[Axis]]) -> frozenset[Axis]:
@@ -317,8 +320,6 @@ def rebuild(node: Expr, get: Callable[[Expr], Expr], index: Callable[[Poly], Pol
             return pointwise(node.op, *args, dtype=node.dtype)
         case Reduce():
             return Reduce(node.monoid, tuple(get(i) for i in node.inputs), node.over)
-        case Scan():
-            return Scan(node.monoid, tuple(get(i) for i in node.inputs), node.over, index(node.at))
         case Part():
             source: Any = get(node.source)
             return Part(source, node.index)
@@ -378,3 +379,88 @@ def substitute_axes(root: Expr, axes: dict[Axis, Poly]) -> Expr:
     if not axes or not (root.axes & axes.keys()):
         return root
     return rewrite(root, lambda e: None, axes)
+
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "bitand": "&", "bitor": "|", "bitxor": "^", "shl": "<<", "shr": ">>",
+}  # fmt: skip
+
+
+def rendered(root: Expr) -> tuple[list[str], str]:
+    """Definitions of shared parts, and the text of the root."""
+    uses = Counter(child for node in postorder([root]) for child in node.children)
+    texts: dict[Expr, str] = {}
+    lines: list[str] = []
+    for node in postorder([root]):
+        text = _text(node, texts)
+        if uses[node] > 1 and not isinstance(node, Const | Index | Load | Reduce):
+            name = f"v{len(lines)}"
+            lines.append(f"{name} = {text}")
+            text = name
+        texts[node] = text
+    return lines, texts[root]
+
+
+def _text(node: Expr, texts: dict[Expr, str]) -> str:
+    match node:
+        case Const():
+            return repr(node.value)
+        case Load():
+            return f"{node.buffer.name}[{', '.join(_poly_text(p, texts) for p in node.index)}]"
+        case Index():
+            return f"index({_poly_text(node.poly, texts)})"
+        case Pointwise(op=op, args=args):
+            inner = [texts[a] for a in args]
+            if op in _INFIX:
+                return f"({inner[0]} {_INFIX[op]} {inner[1]})"
+            if op in ("cast", "widen", "narrow", "bitcast", "uniform"):
+                return f"{op}<{node.dtype!r}>({inner[0]})"
+            return f"{op}({', '.join(inner)})"
+        case Reduce():
+            over = ", ".join(f"{a.name}:{a.extent}" for a in node.over)
+            return f"{node.monoid}[{over}]({', '.join(texts[i] for i in node.inputs)})"
+        case Part():
+            single = len(node.source.part_dtypes) == 1
+            return texts[node.source] if single else f"{texts[node.source]}.{node.index}"
+        case Random():
+            return f"random({texts[node.seed]}, {_poly_text(node.index, texts)}, {node.stream})"
+    raise AssertionError(type(node))
+
+
+def _poly_text(poly: Poly, texts: dict[Expr, str]) -> str:
+    """The poly; data-dependent indices are spelled out."""
+    text = repr(poly)
+    for value in _indices((poly,)):
+        text = text.replace(Indirect(value).key, f"[{texts[value]}]")
+    return text
+
+
+def reduction_of(e: Expr, *monoids: str) -> Reduce | None:
+    """The reduction that an expression is a part of, if its monoid is one of these."""
+    source = e.source if isinstance(e, Part) else None
+    return source if isinstance(source, Reduce) and source.monoid in monoids else None
+
+
+def substitute(root: Expr, known: Mapping[Expr, Expr]) -> Expr:
+    """The expression with some of its nodes replaced by others."""
+    return rewrite(root, lambda e: None, None, dict(known))
+
+
+def rebind(
+    root: Expr,
+    axes: dict[Axis, Poly],
+    over: Mapping[Axis, tuple[Axis, ...]],
+    memo: dict[Expr, Expr] | None = None,
+) -> Expr:
+    """The expression with axes replaced by polys, and reductions that run over other axes.
+
+    `over`: the axes in place of an axis that a reduction runs over.
+    """
+
+    def change(e: Expr) -> Expr | None:
+        if not isinstance(e, Reduce) or over.keys().isdisjoint(e.over):
+            return None
+        return Reduce(e.monoid, e.inputs, tuple(new for a in e.over for new in over.get(a, (a,))))
+
+    return rewrite(root, change, axes, memo)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from .dtypes import DType
-from .expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, Scan, postorder
+from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, postorder
 from .monoids import identity
 from .ops import CASTS
-from .poly import Atom, Axis, Indirect, Poly, Quotient, Remainder, Symbol
+from .poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
 from .program import Buffer, Define, Extern, HostValue, Program, Update, View
 
 
@@ -113,8 +113,6 @@ class _Evaluator:
         for node in postorder([root]):
             if isinstance(node, Reduce):
                 bound.update(dict.fromkeys(node.over))
-            elif isinstance(node, Scan):
-                bound[node.over] = None
         self.axes = (*self.free, *(a for a in bound if a not in self.free))
         self.extents = [a.extent.evaluate(sizes) for a in self.axes]
         self.device = next((t.device for t in buffers.values() if isinstance(t, Tensor)), torch.device("cpu"))
@@ -140,15 +138,11 @@ class _Evaluator:
             case Index():
                 return self.poly(node.poly)
             case Pointwise():
-                args = [self.memo[a] for a in node.args]
-                return self.pointwise(node, args)
+                return self.pointwise(node, [self.memo[a] for a in node.args])
             case Random():
-                words = philox(self.memo[node.seed], self.poly(node.index), node.stream)
-                return words
+                return philox(self.memo[node.seed], self.poly(node.index), node.stream)
             case Reduce():
                 return self.reduce(node)
-            case Scan():
-                return self.scan(node)
             case Part():
                 return self.memo[node.source][node.index]
         raise AssertionError(type(node))
@@ -194,9 +188,7 @@ class _Evaluator:
         if node.op == "bitcast":
             return args[0].view(self.dtype(node.dtype))
         if node.op == "uniform":
-            if node.dtype is DType.F64:
-                return args[0].to(torch.float64) * 2.0**-32
-            return (args[0] >> 8).to(self.dtype(node.dtype)) * 2.0**-24
+            return uniform_of_words(args[0], _torch(node.dtype)).to(self.dtype(node.dtype))
         result: Tensor = SCALAR[node.op](*args)
         return result.to(self.dtype(node.dtype))
 
@@ -204,14 +196,9 @@ class _Evaluator:
 
     def reduce(self, node: Reduce) -> tuple[Tensor, ...]:
         dims = [self.axes.index(a) for a in node.over]
-        inputs = []
-        for source in node.inputs:
-            value = self.memo[source]
-            shape = list(value.shape)
-            for dim in dims:
-                shape[dim] = self.extents[dim]
-            inputs.append(value.expand(shape))
-        inputs = list(torch.broadcast_tensors(*inputs))
+        inputs = torch.broadcast_tensors(*(self.memo[i] for i in node.inputs))
+        shape = [self.extents[k] if k in dims else n for k, n in enumerate(inputs[0].shape)]
+        inputs = [value.expand(shape) for value in inputs]
         if any(self.extents[d] == 0 for d in dims):
             return self.empty(node, inputs[0], dims)
         return self.combine(node.monoid, inputs, dims, self.dtype(node.part_dtypes[0]))
@@ -230,10 +217,8 @@ class _Evaluator:
         match monoid:
             case "sum":
                 return (x.sum(dims, keepdim=True, dtype=dtype),)
-            case "max":
-                return (x.amax(dims, keepdim=True),)
-            case "min":
-                return (x.amin(dims, keepdim=True),)
+            case "max" | "min":
+                return (getattr(x, f"a{monoid}")(dims, keepdim=True),)
             case "any" | "all":
                 for dim in dims:
                     x = getattr(x, monoid)(dim, keepdim=True)
@@ -250,27 +235,6 @@ class _Evaluator:
                 count = math.prod(x.shape[d] for d in dims)
                 return mean, squares, torch.full_like(mean, count)
         raise AssertionError(monoid)
-
-    def scan(self, node: Scan) -> tuple[Tensor, ...]:
-        dim = self.axes.index(node.over)
-        (value,) = (self.memo[i] for i in node.inputs)
-        shape = list(value.shape)
-        shape[dim] = self.extents[dim]
-        value = value.expand(shape)
-        scanned = _SCANS[node.monoid](value, dim)
-        at = self.poly(node.at)
-        common = torch.broadcast_shapes([1 if k == dim else n for k, n in enumerate(shape)], at.shape)
-        full = list(common)
-        full[dim] = shape[dim]
-        return (scanned.expand(full).gather(dim, at.expand(common)),)
-
-
-_SCANS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "sum": lambda x, dim: x.cumsum(dim, dtype=x.dtype),
-    "prod": lambda x, dim: x.cumprod(dim, dtype=x.dtype),
-    "max": lambda x, dim: x.cummax(dim).values,
-    "min": lambda x, dim: x.cummin(dim).values,
-}
 
 
 def _extreme(monoid: str, x: Tensor, index: Tensor, dims: list[int]) -> tuple[Tensor, ...]:
@@ -302,6 +266,13 @@ def philox(seed: Tensor, index: Tensor, stream: int) -> Tensor:
     low = torch.where(lane == 0, words[0], words[1])
     high = torch.where(lane == 2, words[2], words[3])
     return torch.where(lane < 2, low, high)
+
+
+def uniform_of_words(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """[0, 1) from 32-bit words: the top 24 bits, all 32 for float64."""
+    if dtype is torch.float64:
+        return words.to(torch.float64) * 2.0**-32
+    return (words >> 8).to(torch.float32) * 2.0**-24
 
 
 def _wide_product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:

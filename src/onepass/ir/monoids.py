@@ -51,24 +51,17 @@ def part_dtypes(monoid: str, inputs: tuple[DType, ...]) -> tuple[DType, ...]:
     return inputs
 
 
+_IDENTITIES = {"sum": 0, "prod": 1, "any": False, "all": True, "welford": 0, "welford_merge": 0}
+
+
 def identity(monoid: str, dtype: DType) -> float | int | bool:
     """The identity of the first part (min/max of integers: the type's bound)."""
-    match monoid:
-        case "sum":
-            return 0.0 if dtype.is_float else 0
-        case "prod":
-            return 1.0 if dtype.is_float else 1
-        case "any":
-            return False
-        case "all":
-            return True
-        case "max" | "argmax":
-            return lowest(dtype)
-        case "min" | "argmin":
-            return highest(dtype)
-        case "welford" | "welford_merge":
-            return 0.0
-    raise AssertionError(monoid)
+    if monoid in ("max", "argmax"):
+        return lowest(dtype)
+    if monoid in ("min", "argmin"):
+        return highest(dtype)
+    number = _IDENTITIES[monoid]
+    return float(number) if dtype.is_float else number
 
 
 def lowest(dtype: DType) -> float | int | bool:

@@ -67,12 +67,9 @@ def _from_environment() -> dict[str, Any]:
         if not level.isdigit():
             raise InvalidOption("ONEPASS_DEBUG", level, "a number from 0 to 5")
         found["debug"] = int(level)
-    if folder := os.environ.get("ONEPASS_DUMP"):
-        found["dump"] = folder
-    if target := os.environ.get("ONEPASS_TARGET"):
-        found["target"] = target
-    if effort := os.environ.get("ONEPASS_TUNE"):
-        found["tune"] = effort
+    for name in ("dump", "target", "tune"):
+        if value := os.environ.get(f"ONEPASS_{name.upper()}"):
+            found[name] = value
     if os.environ.get("ONEPASS_STRICT") == "1":
         found["strict"] = True
     return found

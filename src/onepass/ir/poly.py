@@ -11,15 +11,12 @@ are identical objects. Views only rewrite polys.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from .interning import Interned, digest
-
-if TYPE_CHECKING:
-    from .expr import Expr
 
 Monomial: TypeAlias = "tuple[Atom, ...]"
 PolyLike: TypeAlias = "Poly | Atom | int"
@@ -28,7 +25,45 @@ PolyLike: TypeAlias = "Poly | Atom | int"
 _PLACE = re.compile(r"\.\d+")  # of a reduction in its program, in the names of the axes it binds
 
 
-class Atom(metaclass=Interned):
+class _Arithmetic(metaclass=Interned):
+    """+, -, *, // and % between atoms, polys and integers; the result is a `Poly`."""
+
+    __slots__ = ()
+
+    def poly(self) -> Poly:
+        """This as a polynomial."""
+        raise NotImplementedError
+
+    def __add__(self, other: PolyLike) -> Poly:
+        left, right = self.poly(), Poly.of(other)
+        if not right.terms:
+            return left
+        return _add(left, right) if left.terms else right
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Poly:
+        return self * -1
+
+    def __sub__(self, other: PolyLike) -> Poly:
+        return self + Poly.of(other) * -1
+
+    def __rsub__(self, other: PolyLike) -> Poly:
+        return Poly.of(other) - self
+
+    def __mul__(self, other: PolyLike) -> Poly:
+        return _multiply(self.poly(), Poly.of(other))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: PolyLike) -> Poly:
+        return _divide(self.poly(), Poly.of(other))[0]
+
+    def __mod__(self, other: PolyLike) -> Poly:
+        return _divide(self.poly(), Poly.of(other))[1]
+
+
+class Atom(_Arithmetic):
     """A factor of a monomial. `key` orders atoms and prints them; `form` is a number that no place is in."""
 
     __slots__ = ("__weakref__", "form", "key")
@@ -41,27 +76,10 @@ class Atom(metaclass=Interned):
     def poly(self) -> Poly:
         return Poly((((self,), 1),))
 
-    def __add__(self, other: PolyLike) -> Poly:
-        return self.poly() + other
-
-    __radd__ = __add__
-
-    def __sub__(self, other: PolyLike) -> Poly:
-        return self.poly() - other
-
-    def __rsub__(self, other: PolyLike) -> Poly:
-        return Poly.of(other) - self
-
-    def __mul__(self, other: PolyLike) -> Poly:
-        return self.poly() * other
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: PolyLike) -> Poly:
-        return self.poly() // other
-
-    def __mod__(self, other: PolyLike) -> Poly:
-        return self.poly() % other
+    @property
+    def axes(self) -> frozenset[Axis]:
+        """Every axis this atom depends on, at any depth."""
+        return frozenset()
 
 
 class Axis(Atom):
@@ -72,6 +90,10 @@ class Axis(Atom):
     def __init__(self, name: str, extent: Poly) -> None:
         self.name, self.extent = name, extent
         self.key, self.form = name, hash((1, digest(_PLACE.sub("", name)), extent.form))
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset((self,))
 
 
 class Symbol(Atom):
@@ -87,37 +109,38 @@ class Symbol(Atom):
         self.key, self.form = name, digest(name)
 
 
-class Quotient(Atom):
-    """floor(numerator / denominator) that did not simplify; denominator > 0."""
+class Division(Atom):
+    """One of the two results of a division that did not simplify; denominator > 0."""
 
     __slots__ = ("denominator", "numerator")
+    sign: ClassVar[str]
+    number: ClassVar[int]
 
     def __init__(self, numerator: Poly, denominator: Poly) -> None:
         self.numerator, self.denominator = numerator, denominator
-        self.key, self.form = f"({numerator} // {denominator})", hash((2, numerator.form, denominator.form))
+        self.key = f"({numerator} {self.sign} {denominator})"
+        self.form = hash((self.number, numerator.form, denominator.form))
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return self.numerator.axes | self.denominator.axes
 
 
-class Remainder(Atom):
-    """numerator mod denominator (Python's sign rule) that did not simplify; denominator > 0."""
+class Quotient(Division):
+    """floor(numerator / denominator)."""
 
-    __slots__ = ("denominator", "numerator")
-
-    def __init__(self, numerator: Poly, denominator: Poly) -> None:
-        self.numerator, self.denominator = numerator, denominator
-        self.key, self.form = f"({numerator} % {denominator})", hash((3, numerator.form, denominator.form))
+    __slots__ = ()
+    sign, number = "//", 2
 
 
-class Indirect(Atom):
-    """An index that is data: the (already wrapped and checked) value of an integer expression."""
+class Remainder(Division):
+    """numerator mod denominator (Python's sign rule)."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Expr) -> None:
-        self.value = value
-        self.key, self.form = f"[v{value.order:x}.{value.place}.{value.serial}]", hash((4, value.order))
+    __slots__ = ()
+    sign, number = "%", 3
 
 
-class Poly(metaclass=Interned):
+class Poly(_Arithmetic):
     """A canonical polynomial: sorted ((monomial, coefficient), ...), no zero coefficients; `form` as of atoms."""
 
     __slots__ = ("__weakref__", "_axes", "_text", "form", "terms")
@@ -131,13 +154,12 @@ class Poly(metaclass=Interned):
         self._text: str | None = None
         self._axes: frozenset[Axis] | None = None
 
+    def poly(self) -> Poly:
+        return self
+
     @staticmethod
     def of(value: PolyLike) -> Poly:
-        if isinstance(value, Poly):
-            return value
-        if isinstance(value, Atom):
-            return value.poly()
-        return _constant(int(value))
+        return value.poly() if isinstance(value, Poly | Atom) else _constant(int(value))
 
     def __repr__(self) -> str:
         if self._text is None:
@@ -170,87 +192,37 @@ class Poly(metaclass=Interned):
         """Atoms of this poly itself, not those inside quotients."""
         return {a for m, _ in self.terms for a in m}
 
+    def inner_atoms(self) -> Iterator[Atom]:
+        """Atoms at any depth, those inside quotients and remainders included, in printing order."""
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                yield atom
+                if isinstance(atom, Division):
+                    yield from atom.numerator.inner_atoms()
+                    yield from atom.denominator.inner_atoms()
+
     @property
     def axes(self) -> frozenset[Axis]:
         """Every axis this poly depends on, at any depth."""
         if self._axes is None:
-            found: set[Axis] = set()
-            for atom in self.atoms():
-                match atom:
-                    case Axis():
-                        found.add(atom)
-                    case Quotient() | Remainder():
-                        found |= atom.numerator.axes | atom.denominator.axes
-                    case Indirect():
-                        found |= atom.value.axes
-            self._axes = frozenset(found)
+            self._axes = frozenset().union(*(atom.axes for atom in self.atoms()))
         return self._axes
 
     def symbols(self) -> set[Symbol]:
         """Every size symbol at any depth, axes' extents excluded."""
-        found: set[Symbol] = set()
-        for atom in self.atoms():
-            if isinstance(atom, Symbol):
-                found.add(atom)
-            elif isinstance(atom, Quotient | Remainder):
-                found |= atom.numerator.symbols() | atom.denominator.symbols()
-        return found
+        return {atom for atom in self.inner_atoms() if isinstance(atom, Symbol)}
 
     def names(self) -> set[str]:
         """Every name this poly mentions, at any depth: of axes and of sizes."""
-        found: set[str] = set()
-        for atom in self.atoms():
-            if isinstance(atom, Quotient | Remainder):
-                found |= atom.numerator.names() | atom.denominator.names()
-            elif isinstance(atom, Axis | Symbol):
-                found.add(atom.name)
-        return found
+        return {atom.name for atom in self.inner_atoms() if isinstance(atom, Axis | Symbol)}
 
-    def indirects(self) -> list[Indirect]:
-        """Data-dependent atoms at any depth, in printing order."""
-        found: dict[Indirect, None] = {}
-        for monomial, _ in self.terms:
-            for atom in monomial:
-                if isinstance(atom, Indirect):
-                    found[atom] = None
-                elif isinstance(atom, Quotient | Remainder):
-                    for inner in (*atom.numerator.indirects(), *atom.denominator.indirects()):
-                        found[inner] = None
-        return list(found)
+    def indirects(self) -> list[Atom]:
+        """Data-dependent atoms (`ir/expr.py: Indirect`) at any depth, in printing order."""
+        return list(dict.fromkeys(a for a in self.inner_atoms() if not isinstance(a, Axis | Symbol | Division)))
 
     def coefficient(self, axis: Axis) -> Poly | None:
         """c with self = c*axis + rest, rest free of the axis; None if not affine in it."""
         return _coefficient(self, axis) if axis in self.axes else Poly.ZERO
-
-    def __add__(self, other: PolyLike) -> Poly:
-        other = Poly.of(other)
-        if not other.terms:
-            return self
-        if not self.terms:
-            return other
-        return _add(self, other)
-
-    __radd__ = __add__
-
-    def __neg__(self) -> Poly:
-        return self * -1
-
-    def __sub__(self, other: PolyLike) -> Poly:
-        return self + Poly.of(other) * -1
-
-    def __rsub__(self, other: PolyLike) -> Poly:
-        return Poly.of(other) - self
-
-    def __mul__(self, other: PolyLike) -> Poly:
-        return _multiply(self, Poly.of(other))
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: PolyLike) -> Poly:
-        return _divide(self, Poly.of(other))[0]
-
-    def __mod__(self, other: PolyLike) -> Poly:
-        return _divide(self, Poly.of(other))[1]
 
     def substitute(self, mapping: Mapping[Any, Poly]) -> Poly:
         """Replace atoms (axes, symbols, indirects) by polys, simplifying again."""
@@ -258,7 +230,18 @@ class Poly(metaclass=Interned):
 
     def evaluate(self, values: Mapping[Atom, int]) -> int:
         """The number, given one for each axis and symbol."""
-        return evaluate(self, values)
+        total = 0
+        for monomial, c in self.terms:
+            for atom in monomial:
+                match atom:
+                    case Quotient():
+                        c *= atom.numerator.evaluate(values) // atom.denominator.evaluate(values)
+                    case Remainder():
+                        c *= atom.numerator.evaluate(values) % atom.denominator.evaluate(values)
+                    case _:
+                        c *= values[atom]
+            total += c
+        return total
 
 
 @lru_cache(maxsize=65536)
@@ -268,18 +251,12 @@ def _coefficient(poly: Poly, axis: Axis) -> Poly | None:
         if axis in monomial:
             rest = list(monomial)
             rest.remove(axis)
-            if axis in rest or any(axis in _inner_axes(a) for a in rest):
+            if any(axis in a.axes for a in rest):
                 return None
             terms[tuple(rest)] = terms.get(tuple(rest), 0) + c
-        elif any(axis in _inner_axes(a) for a in monomial):
+        elif any(axis in a.axes for a in monomial):
             return None
     return _from_terms(terms)
-
-
-def _inner_axes(atom: Atom) -> frozenset[Axis]:
-    if isinstance(atom, Quotient | Remainder):
-        return atom.numerator.axes | atom.denominator.axes
-    return atom.value.axes if isinstance(atom, Indirect) else frozenset()
 
 
 def transform(poly: Poly, replace: Callable[[Atom], Poly | None]) -> Poly:
@@ -290,31 +267,16 @@ def transform(poly: Poly, replace: Callable[[Atom], Poly | None]) -> Poly:
         factor = Poly.of(coefficient)
         for atom in monomial:
             new = replace(atom)
-            if new is None and isinstance(atom, Quotient | Remainder):
+            if new is None and isinstance(atom, Division):
                 numerator = transform(atom.numerator, replace)
                 denominator = transform(atom.denominator, replace)
                 if numerator is not atom.numerator or denominator is not atom.denominator:
                     pair = _divide(numerator, denominator)
                     new = pair[0] if isinstance(atom, Quotient) else pair[1]
-            if new is not None:
-                changed = True
+            changed |= new is not None
             factor = factor * (atom if new is None else new)
         total = total + factor
     return total if changed else poly
-
-
-def evaluate(poly: Poly, values: Mapping[Atom, int]) -> int:
-    total = 0
-    for monomial, c in poly.terms:
-        for atom in monomial:
-            if isinstance(atom, Quotient):
-                c *= evaluate(atom.numerator, values) // evaluate(atom.denominator, values)
-            elif isinstance(atom, Remainder):
-                c *= evaluate(atom.numerator, values) % evaluate(atom.denominator, values)
-            else:
-                c *= values[atom]
-        total += c
-    return total
 
 
 @lru_cache(maxsize=4096)
@@ -388,8 +350,8 @@ def _divide(a: Poly, d: Poly) -> tuple[Poly, Poly]:
     rest: dict[Monomial, int] = {}
     lead = d.terms[0] if len(d.terms) == 1 else None
     for monomial, c in a.terms:
-        if lead is not None and c % lead[1] == 0 and _contains(monomial, lead[0]):
-            whole[_without(monomial, lead[0])] = c // lead[1]
+        if lead is not None and c % lead[1] == 0 and (others := _without(monomial, lead[0])) is not None:
+            whole[others] = c // lead[1]
         else:
             rest[monomial] = c
     quotient, remainder = _from_terms(whole), _from_terms(rest)
@@ -425,9 +387,9 @@ def _divide_polynomial(a: Poly, d: Poly) -> tuple[Poly, Poly] | None:
             return q, rest
         step = next(
             (
-                Poly(((_without(m, lead_monomial), c // lead_c),))
+                Poly(((others, c // lead_c),))
                 for m, c in rest.terms
-                if c % lead_c == 0 and _contains(m, lead_monomial)
+                if c % lead_c == 0 and (others := _without(m, lead_monomial)) is not None
             ),
             None,
         )
@@ -451,18 +413,12 @@ def _split_scaled(a: Poly, d: Poly) -> tuple[Poly, Poly] | None:
     return None
 
 
-def _contains(monomial: Monomial, factor: Monomial) -> bool:
+def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
+    """The monomial divided by another; None where that is no factor of it."""
     have = list(monomial)
     for atom in factor:
         if atom not in have:
-            return False
-        have.remove(atom)
-    return True
-
-
-def _without(monomial: Monomial, factor: Monomial) -> Monomial:
-    have = list(monomial)
-    for atom in factor:
+            return None
         have.remove(atom)
     return tuple(have)
 

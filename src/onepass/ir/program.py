@@ -6,14 +6,12 @@ Lowering makes a Program, the planner reads it. Statements have identity and car
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from .dtypes import DType
-from .expr import Expr
-from .interning import digest
+from .buffer import Buffer as Buffer
+from .expr import Expr, rendered
 from .poly import Axis, Poly, Symbol
 
 
@@ -24,29 +22,6 @@ class Origin:
     node: str
     op: str
     line: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Buffer:
-    """Storage of one tensor. Strides are in elements; identity is the object.
-
-    `place` orders the buffers of a program as they were made; `form` is equal for buffers of the same layout.
-    """
-
-    name: str
-    dtype: DType
-    shape: tuple[Poly, ...]
-    strides: tuple[Poly, ...]
-    device: str = "cpu"
-    place: int = field(default_factory=itertools.count().__next__, init=False)
-    form: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        sizes = tuple(p.form for p in (*self.shape, *self.strides))
-        object.__setattr__(self, "form", hash((digest(self.dtype.value), *sizes)))
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,9 +113,12 @@ class Program:
         return [s for s in self.statements if isinstance(s, Extern)]
 
     def __repr__(self) -> str:
-        from .printer import print_program
-
-        return print_program(self)
+        inputs = ", ".join(map(_input, self.inputs))
+        lines = [f"program({inputs}):"]
+        lines += [f"  {s} = size {dim} of {buffer}" for s, (buffer, dim) in self.symbol_sources.items()]
+        lines += [f"  {print_statement(s)}" for s in self.statements]
+        lines.append(f"  return {', '.join(_argument(o) for o in self.outputs)}")
+        return "\n".join(lines)
 
 
 def leaves(tree: Argument) -> Iterator[Argument]:
@@ -162,3 +140,44 @@ def contiguous_strides(shape: tuple[Poly, ...]) -> tuple[Poly, ...]:
         strides.append(step)
         step = step * size
     return tuple(reversed(strides))
+
+
+def print_statement(statement: Statement) -> str:
+    """One statement, on one line."""
+    origin = statement.origin
+    note = "  ".join(t for t in (origin.op, origin.line) if t)
+    match statement:
+        case Define():
+            axes = ", ".join(f"{a.name}:{a.extent}" for a in statement.axes)
+            lines, value = rendered(statement.value)
+            shared = "".join(f"{line}; " for line in lines)
+            text = f"{statement.buffer.name}: {statement.buffer.dtype!r}[{axes}] = {shared}{value}"
+        case Extern():
+            args = [_argument(a) for a in statement.args]
+            args += [f"{k}={_argument(a)}" for k, a in statement.kwargs.items()]
+            text = f"{statement.result} = extern {origin.op}({', '.join(args)})"
+            note = f"{note}  why: {statement.why}"
+        case Update():
+            text = f"update {statement.target} <- {statement.source}"
+    return f"{text}    # {note}" if note else text
+
+
+def _argument(value: object) -> str:
+    match value:
+        case View():
+            if value.is_whole:
+                return value.buffer.name
+            shape = ", ".join(map(repr, value.shape))
+            strides = ", ".join(map(repr, value.strides))
+            return f"{value.buffer.name}.view(({shape}), ({strides}), {value.offset})"
+        case tuple() | list():
+            return f"[{', '.join(_argument(v) for v in value)}]"
+        case HostValue() | Poly() | int() | float() | str() | None:
+            return f"{value!r}"
+    return type(value).__name__ if not type(value).__module__.startswith("torch") else str(value).split("\n")[0]
+
+
+def _input(value: Buffer | HostValue | Symbol) -> str:
+    if isinstance(value, Buffer):
+        return f"{value.name}: {value.dtype!r}[{', '.join(map(repr, value.shape))}]"
+    return repr(value)

@@ -58,6 +58,7 @@ class Schedule:
     split: Axis | None = None
     chunks: int = 0
     staged: bool = False  # the number of stages is part of the text: it was chosen, not derived
+    resident: bool = False  # programs stay and take one tile after another
     shares: tuple[Schedule, ...] = ()
 
     def __str__(self) -> str:

@@ -91,8 +91,9 @@ class Constant:
     number: int
 
 
-# What argument and output trees hold: lists, tuples, dicts and slices of Ref, SizeOf, TorchValue, Constant,
-# Live, None, bool, int, float, complex and str.
+# What argument and output trees hold: lists, tuples, dicts and slices of these, Live, None, bool, int, float, complex
+# and str.
+TreeLeaf: TypeAlias = Ref | SizeOf | TorchValue | Constant
 Tree: TypeAlias = Any
 
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 
 from .callables import callable_name
-from .expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, Scan, postorder
-from .poly import Atom, Axis, Indirect, Poly, Quotient, Remainder, Symbol
+from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, postorder
+from .poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
 from .program import Argument, Buffer, Define, Extern, Program, View
 
 _LITERALS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -107,8 +107,6 @@ def _own(e: Expr, number: Callable[[Buffer], int], say: Say) -> str:
             return f"{kind} {e.op}"
         case Reduce():
             return f"{kind} {e.monoid} {_axes(e.over)}"
-        case Scan():
-            return f"{kind} {e.monoid} {_axes([e.over])} {_polys([e.at], say)}"
         case Part():
             return f"{kind} {e.index}"
         case Random():

@@ -16,15 +16,6 @@ PROCESSOR_PROGRAMS, PROCESSOR_THREADS = 32, 2048  # that a processor of any GPU 
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionRates:
-    """What attention reaches of the rate of matmuls: all keys, and causal with half of the products counted."""
-
-    library: tuple[float, float]
-    own: tuple[float, float]  # a kernel of ours
-    narrow: float  # either, for heads of at most 64
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
     """Facts of one chip. Bandwidths in bytes per microsecond, rates in operations per microsecond."""
 
@@ -53,7 +44,7 @@ class Target:
     columns: int = 1  # positions of a contiguous axis that one program takes beside an axis it reduces
     split_programs: int = 128  # programs a split reduction is shared out to
     products_per_us: float = 0.0  # multiply-adds of a matrix unit on 16-bit operands, as matmuls reach; 0: none
-    attention: AttentionRates | None = None  # None: nothing is known of the library's
+    attention: bool = False  # the time of the library's attention is known
     byte_products: tuple[DType, ...] = ()  # types of one byte that matrix units take, at twice that rate
     rounded_products: bool = False  # matrix units may round float32 operands (torch's float32 matmul precision)
     descriptors: bool = False  # hardware copies blocks of matrices into shared memory
@@ -82,11 +73,6 @@ class Target:
 _BYTE_PRODUCTS = {"sm_80": (DType.I8,), "sm_100": (DType.F8E4M3,), "gfx942": (DType.I8,)}
 
 
-# Seen on one H200 with 16-bit heads of 128 (all keys: 0.81 and 1.02 ms, causal: 0.472 and 0.567) and of 64 (0.334,
-# 0.335), 4 x 16 x 4096 positions; sm_100 is assumed to be like it.
-_ATTENTION = AttentionRates(library=(1.0, 0.86), own=(0.79, 0.71), narrow=0.6)
-
-
 def _cpu() -> Target:
     processors = os.cpu_count() or 1
     return Target(
@@ -111,7 +97,7 @@ def _gpu(
         registers=65536, warp=warp, split_programs=8 * processors,
         columns=128, held_elements=16384, thread_elements=32, carried_bytes=96 << 10,
         products_per_us=tflops * 1e6 / 2,
-        attention=_ATTENTION if name in ("sm_90", "sm_100") else None,
+        attention=name in ("sm_90", "sm_100"),
         byte_products=_BYTE_PRODUCTS.get(name, (DType.I8, DType.F8E4M3)),
         descriptors=name in ("sm_90", "sm_100"),
         gives_up_copies=name == "sm_90",
@@ -121,7 +107,7 @@ def _gpu(
 
 _GPUS = (
     _gpu("sm_80", 108, 3.0, 1_750, 4_500, 9_700, 40, 163, 250),
-    _gpu("sm_90", 132, 3.0, 4_230, 14_000, 40_000, 60, 227, 680),
+    _gpu("sm_90", 132, 3.8, 4_230, 14_000, 40_000, 60, 227, 680),
     _gpu("sm_100", 148, 3.0, 7_200, 15_000, 37_000, 126, 227, 1500),
     _gpu("gfx942", 304, 5.0, 4_000, 10_000, 40_000, 256, 64, 600, warp=64),
     replace(_gpu("triton-interpret", 4, 3.0, 4_230, 9_000, 33_000, 1, 227, 680), wide_statistics=True),

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-HIDDEN = 0.9  # of the shorter of two kinds of work, the part that the longer one hides where many programs overlap
-BESIDE_MATRICES = 0.98  # the same beside matrix units, whose operands are copied ahead
+# Of the shorter of two kinds of work, the part that is not hidden where a processor has one program. Beside the matrix
+# unit: of any work, of lanes, which take turns with it, and of reads from the shared cache, which run ahead.
+EXPOSED, BESIDE_MATRIX, LANES_BESIDE_MATRIX, CACHE_BESIDE_MATRIX = 0.39, 0.5, 0.76, 0.27
+MATRIX_HIDES = 0.83  # power of the programs that run at once by which they hide each other's work
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
     """Microseconds. The limits overlap: the largest decides, the others add a little.
 
-    `memory`: bytes at the rate of the processors that are busy. `scalar`: operations of lanes. `matrix`: products of
-    matrix units. `serial`: rounds of programs, each as long as its steps that wait for each other. `launch`: starting.
+    `memory`: bytes at the rate of the processors that are busy. `cache`: beside matrix units, reads from the cache that
+    all processors share; else `memory` has them. `scalar`: operations of lanes. `matrix`: products of matrix units.
+    `serial`: rounds of programs, each as long as its steps that wait for each other. `start`: programs that start one
+    after another. `launch`: starting the first.
     """
 
     memory_us: float = 0.0
     scalar_us: float = 0.0
     matrix_us: float = 0.0
+    cache_us: float = 0.0
     serial_us: float = 0.0
+    start_us: float = 0.0
     launch_us: float = 0.0
     programs: int = 0
     resident: int = 0  # programs that a processor holds at once
@@ -28,10 +35,13 @@ class Time:
 
     @property
     def total_us(self) -> float:
-        limits = (self.memory_us, self.scalar_us, self.matrix_us, self.serial_us)
-        most = max(limits)
-        hidden = BESIDE_MATRICES if self.matrix_us else HIDDEN * (1.0 - 0.5 / max(1.0, self.at_once))
-        return self.launch_us + most + (1.0 - hidden) * (sum(limits) - most)
+        limits = (self.memory_us, self.scalar_us, self.matrix_us, self.serial_us, self.start_us, self.cache_us)
+        most, at_once = max(limits), max(1.0, self.at_once)
+        if not self.matrix_us:
+            return self.launch_us + most + EXPOSED / at_once * (sum(limits) - most)
+        others = (BESIDE_MATRIX, LANES_BESIDE_MATRIX, *3 * (BESIDE_MATRIX,), CACHE_BESIDE_MATRIX)
+        exposed = sum(part * limit for part, limit in zip(others, limits, strict=True) if limit is not most)
+        return self.launch_us + most + exposed / math.pow(at_once, MATRIX_HIDES)
 
     @property
     def bound(self) -> str:
@@ -40,7 +50,9 @@ class Time:
             "memory": self.memory_us,
             "operations": self.scalar_us,
             "matrix products": self.matrix_us,
+            "the shared cache": self.cache_us,
             "waiting": self.serial_us,
+            "starting programs": self.start_us,
             "launching": self.launch_us,
         }
         return max(limits, key=limits.__getitem__)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from ..errors import VerifyError
 from .dtypes import DType
-from .expr import Expr, Index, Load, Part, Pointwise, Random, Reduce, Scan, postorder
+from .expr import Expr, Index, Load, Part, Pointwise, Random, Reduce, postorder
 from .ops import OPS
 from .poly import Axis, Poly, Symbol
-from .printer import print_statement
-from .program import Define, Extern, HostValue, Program, Statement, Update, View, leaves
-
-
-class VerifyError(Exception):
-    """An ill-formed program: a mistake of the compiler, never of the user."""
-
+from .program import Define, Extern, HostValue, Program, Statement, Update, View, leaves, print_statement
 
 # Operations whose arguments all have one type, which is also the result's (or bool).
 _MIXED = frozenset(["where", "cast", "narrow", "widen", "bitcast", "uniform"])
@@ -27,10 +22,9 @@ def verify_program(program: Program) -> None:
         except AssertionError as fault:
             raise VerifyError(f"{fault} in: {print_statement(statement)}") from None
     for leaf in leaves(program.outputs):
-        if isinstance(leaf, View) and leaf.buffer not in known:
-            raise VerifyError(f"the output {leaf.buffer} is never defined")
-        if isinstance(leaf, HostValue) and leaf not in known:
-            raise VerifyError(f"the output {leaf} is never defined")
+        value = leaf.buffer if isinstance(leaf, View) else leaf
+        if isinstance(leaf, View | HostValue) and value not in known:
+            raise VerifyError(f"the output {value} is never defined")
 
 
 def _verify_statement(statement: Statement, known: set[object], program: Program) -> None:
@@ -40,13 +34,10 @@ def _verify_statement(statement: Statement, known: set[object], program: Program
             known.add(statement.buffer)
         case Extern():
             for leaf in leaves((statement.args, statement.kwargs)):
-                if isinstance(leaf, View):
-                    assert leaf.buffer in known, f"{leaf.buffer} is read before it is defined"
-                    _verify_poly(leaf.offset, known)
-                elif isinstance(leaf, HostValue):
-                    assert leaf in known, f"{leaf} is read before it is defined"
-                elif isinstance(leaf, Poly):
-                    _verify_poly(leaf, known)
+                value = leaf.buffer if isinstance(leaf, View) else leaf
+                assert not isinstance(leaf, View | HostValue) or value in known, f"{value} is read before it is defined"
+                if isinstance(leaf, View | Poly):
+                    _verify_poly(leaf.offset if isinstance(leaf, View) else leaf, known)
             assert statement.result not in known, "defined twice"
             known.add(statement.result)
         case Update():
@@ -72,7 +63,7 @@ def _verify_define(statement: Define, known: set[object]) -> None:
         root = root.args[0]
     at_root = root.source if isinstance(root, Part) else None
     for node in postorder([value]):
-        assert not isinstance(node, Reduce | Scan) or node is at_root, "a reduction below the root"
+        assert not isinstance(node, Reduce) or node is at_root, "a reduction below the root"
         _verify_node(node, known)
 
 

@@ -5,22 +5,22 @@ A violation is a bug in onepass and is reported with the statement, before any c
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+
 from ..errors import VerifyError
+from .expr import Load, postorder
 from .kernel import (
     Accumulate,
     Bind,
     Contract,
-    FillRandom,
     Finish,
     Fold,
     Kernel,
-    Let,
     LoadElement,
     LoadTile,
     Loop,
     Operand,
-    RandomWord,
-    ReadLocal,
     Rescale,
     Share,
     Start,
@@ -30,11 +30,10 @@ from .kernel import (
     Tile,
     Var,
     When,
-    WriteLocal,
 )
 from .plan import FusionPlan, Group
-from .poly import Poly, Quotient, Remainder
-from .program import Buffer, Extern, Program, Update, View
+from .poly import Division, Poly
+from .program import Buffer, Extern, Program, Update, View, leaves
 
 
 def verify_plan(program: Program, plan: FusionPlan) -> None:
@@ -56,8 +55,6 @@ def verify_plan(program: Program, plan: FusionPlan) -> None:
 
 
 def _verify_group(group: Group, made: set[Buffer]) -> None:
-    from .expr import Load, postorder
-
     for store in group.stores:
         if store.buffer in made:
             raise VerifyError(f"{store.buffer!r} is stored twice")
@@ -65,23 +62,14 @@ def _verify_group(group: Group, made: set[Buffer]) -> None:
         _expect_made(used, made, repr(store.buffer))
 
 
-def _expect_made(used: list[Buffer], made: set[Buffer], where: str) -> None:
+def _expect_made(used: Iterable[Buffer], made: set[Buffer], where: str) -> None:
     for buffer in used:
         if buffer not in made:
             raise VerifyError(f"{where} uses {buffer!r} before it is made")
 
 
-def _buffers(tree: object) -> list[Buffer]:
-    match tree:
-        case View():
-            return [tree.buffer]
-        case Buffer():
-            return [tree]
-        case list() | tuple():
-            return [b for item in tree for b in _buffers(item)]
-        case dict():
-            return [b for item in tree.values() for b in _buffers(item)]
-    return []
+def _buffers(tree: object) -> Iterator[Buffer]:
+    return (leaf.buffer if isinstance(leaf, View) else leaf for leaf in leaves(tree) if isinstance(leaf, View | Buffer))
 
 
 class _Scope:
@@ -100,87 +88,59 @@ def verify_kernel(kernel: Kernel) -> None:
 def _verify_block(kernel: Kernel, body: tuple[Statement, ...], outer: _Scope) -> None:
     scope = _Scope(set(outer.names), set(outer.accumulators))
     for s in body:
-        if isinstance(s, Share):
-            _verify_share(kernel, s, scope)
-        else:
-            _verify_statement(kernel, s, scope)
+        for operand in _operands(s):
+            if isinstance(operand, Poly):
+                _use_poly(kernel, operand, scope, s)
+            elif isinstance(operand, Var) and operand.name not in scope.names:
+                raise VerifyError(f"{kernel.name}: {operand.name} is used before it is defined, in {s}")
+        _verify_statement(kernel, s, scope)
+        for variable in _defined(s):
+            if variable.name in scope.names:
+                raise VerifyError(f"{kernel.name}: {variable.name} is defined twice")
+            scope.names.add(variable.name)
 
 
-def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:  # noqa: C901
-    def use(*operands: Operand | None) -> None:
-        for o in operands:
-            if isinstance(o, Poly):
-                _use_poly(kernel, o, scope, s)
-            elif isinstance(o, Var) and o.name not in scope.names:
-                raise VerifyError(f"{kernel.name}: {o.name} is used before it is defined, in {s}")
+def _operands(s: Statement) -> Iterator[Operand]:
+    """The values that a statement itself uses: every operand and poly in its fields, and the axes it sums over."""
+    for name in (f.name for f in fields(s) if f.name not in ("var", "parts")):
+        value = getattr(s, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Poly | Var):
+                yield item
+    if isinstance(s, Contract | Fold):
+        yield from (axis.poly() for axis in (s.summed if isinstance(s, Contract) else s.over))
 
-    def define(*variables: Var) -> None:
-        for v in variables:
-            if v.name in scope.names:
-                raise VerifyError(f"{kernel.name}: {v.name} is defined twice")
-            scope.names.add(v.name)
 
+def _defined(s: Statement) -> tuple[Var, ...]:
+    if isinstance(s, Finish | Fold):
+        return s.parts
+    variable: Var | None = getattr(s, "var", None)
+    into_state = isinstance(s, Contract) and s.accumulator is not None
+    return () if variable is None or into_state else (variable,)
+
+
+def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
     match s:
-        case Let():
-            use(*s.args)
-            define(s.var)
         case LoadElement():
-            use(s.offset, s.guard)
             _parameter(kernel, s.buffer, kernel.reads)
-            define(s.var)
         case LoadTile():
-            use(s.row, s.column, s.offset)
             _parameter(kernel, s.descriptor.buffer, kernel.reads)
-            define(s.var)
         case StoreTile():
-            use(s.row, s.column, s.offset, s.value)
             _parameter(kernel, s.descriptor.buffer, kernel.writes)
         case StoreElement():
-            use(s.offset, s.value, s.guard)
             _parameter(kernel, s.buffer, kernel.writes)
-        case RandomWord():
-            use(s.seed, s.index)
-            define(s.var)
-        case FillRandom():
-            use(s.seed, s.first)
-        case ReadLocal():
-            use(s.index)
-            define(s.var)
-        case WriteLocal():
-            use(s.index, s.value)
         case Start():
             scope.accumulators.add(s.accumulator.name)
-        case Accumulate():
-            use(s.lane, s.rounds, *s.inputs)
+        case Accumulate() | Finish() | Rescale() | Contract() if s.accumulator is not None:
             _started(kernel, s.accumulator.name, scope)
-        case Finish():
-            use(s.lane)
-            _started(kernel, s.accumulator.name, scope)
-            define(*s.parts)
-        case Rescale():
-            use(s.factor)
-            _started(kernel, s.accumulator.name, scope)
-        case Contract():
-            use(s.left, s.right, *(a.poly() for a in s.summed))
-            if s.accumulator is not None:
-                _started(kernel, s.accumulator.name, scope)
-            else:
-                define(s.var)
-        case Fold():
-            use(*s.inputs, *(a.poly() for a in s.over))
-            define(*s.parts)
-        case Tile():
-            use(*s.limits)
-            scope.names.add(s.axis.name)
-        case Bind():
-            use(s.value)
+        case Tile() | Bind():
             scope.names.add(s.axis.name)
         case When():
-            use(s.condition)
             _verify_block(kernel, s.body, scope)
         case Loop():
-            use(s.extent, s.limit, *s.after, *s.before)
             _verify_loop(kernel, s, scope)
+        case Share():
+            _verify_share(kernel, s, scope)
 
 
 def _verify_loop(kernel: Kernel, s: Loop, scope: _Scope) -> None:
@@ -214,9 +174,6 @@ def _parameter(kernel: Kernel, buffer: Buffer, allowed: tuple[Buffer, ...]) -> N
 
 
 def _use_poly(kernel: Kernel, poly: Poly, scope: _Scope, s: Statement) -> None:
-    for atom in poly.atoms():
-        if isinstance(atom, Quotient | Remainder):
-            _use_poly(kernel, atom.numerator, scope, s)
-            _use_poly(kernel, atom.denominator, scope, s)
-        elif getattr(atom, "name", None) not in scope.names:
+    for atom in poly.inner_atoms():
+        if not isinstance(atom, Division) and getattr(atom, "name", None) not in scope.names:
             raise VerifyError(f"{kernel.name}: {atom!r} is not defined here, in {s}")

@@ -6,7 +6,7 @@ fused chain is not re-rounded. Operands that must be seen as stored are read wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ import torch
 from ..ir.dtypes import DType, from_torch
 from ..ir.expr import Const, Expr, Index, Load, Reduce, pointwise, postorder, rewrite
 from ..ir.poly import Axis, Poly
-from ..ir.program import Buffer, Define, Extern, HostValue, Origin, Result, Statement, View, contiguous_strides
+from ..ir.program import Buffer, Define, HostValue, Origin, Statement, View, contiguous_strides
 from .float8 import decode, encode
-from .promotion import common_dtype, literal
+from .promotion import literal
 from .registry import Unsupported
 from .symbols import Sizes
 from .torch_private import FakeTensor
@@ -112,10 +112,6 @@ class Context:
             return literal(constant, dtype)
         return self.convert(Index(size), dtype)
 
-    def promote(self, *operands: Operand) -> DType:
-        """The dtype aten computes these operands in."""
-        return common_dtype(operands)
-
     # defining
 
     def define(self, value: Expr, meta: TensorMeta | None = None) -> Ref:
@@ -182,20 +178,6 @@ class Context:
         if name is None:
             name, self._hosts = f"h{self._hosts}", self._hosts + 1
         return HostValue(name)
-
-    def extern(
-        self,
-        result: Result,
-        target: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        why: str,
-        ordered: bool,
-        contraction: Define | None = None,
-        overwrites: Buffer | None = None,
-    ) -> None:
-        """Record a call that runs as eager would."""
-        self.statements.append(Extern(result, target, args, kwargs, self.origin, why, ordered, contraction, overwrites))
 
     # views on the host
 

@@ -6,7 +6,7 @@ the library would be given. The planner decides which of the two runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from .context import Context
 from .promotion import literal
+from .registry import Rule, lowers
 from .values import Ref, axis
 
 aten = torch.ops.aten
-Rule = Callable[..., Expr | None]
 CONTRACTIONS: dict[object, Rule] = {}
 # What sums of products of a type are kept in.
 _SUMS = {
@@ -28,14 +28,8 @@ _SUMS = {
 }  # fmt: skip
 
 
-def contracts(*targets: object) -> Callable[[Rule], Rule]:
-    """Register the sum of products of an operation; called like it, with the context and its result in front."""
-
-    def register(rule: Rule) -> Rule:
-        CONTRACTIONS.update(dict.fromkeys(targets, rule))
-        return rule
-
-    return register
+# Registers the sum of products of an operation; called like it, with the context and its result in front.
+contracts = partial(lowers, table=CONTRACTIONS)
 
 
 def _sum_of_products(ctx: Context, left: Ref, right: Ref) -> Expr | None:

@@ -9,7 +9,7 @@ import torch
 from ..ir.dtypes import DType
 from ..ir.expr import Index, pointwise
 from ..ir.poly import Poly
-from .context import Context, Operand
+from .context import Context
 from .promotion import literal
 from .registry import lowers
 from .values import Ref, own_point
@@ -18,19 +18,10 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-@lowers(aten.full.default)
-def full(ctx: Context, size: Any, value: Operand, **options: Any) -> Ref:
-    return ctx.define(ctx.stored(value, ctx.out.dtype))
-
-
-@lowers(aten.full_like.default)
-def full_like(ctx: Context, x: Ref, value: Operand, **options: Any) -> Ref:
-    return ctx.define(ctx.stored(value, ctx.out.dtype))
-
-
-@lowers(aten.scalar_tensor.default)
-def scalar_tensor(ctx: Context, value: Operand, **options: Any) -> Ref:
-    return ctx.define(ctx.stored(value, ctx.out.dtype))
+@lowers(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor, aten.scalar_tensor.default)
+def full(ctx: Context, *args: Any, **options: Any) -> Ref:
+    """The value is the last argument; before it is a size or a tensor, if anything."""
+    return ctx.define(ctx.stored(args[-1], ctx.out.dtype))
 
 
 @lowers(
@@ -60,8 +51,7 @@ def arange(ctx: Context, start: float | int | Poly, end: Any, step: float | int 
 
 @lowers(prims.iota.default)
 def iota(ctx: Context, length: Any, *, start: int | Poly, step: int | Poly, **options: Any) -> Ref:
-    (at,) = own_point(ctx.out.shape)
-    return ctx.define(ctx.convert(Index(Poly.of(start) + at * step), ctx.out.dtype))
+    return arange(ctx, start, None, step)
 
 
 @lowers(aten.eye.default, aten.eye.m)

@@ -161,12 +161,11 @@ class _Text:
         if isinstance(value, torch.Tensor):
             kind = "" if isinstance(value, FakeTensor) or type(value) is torch.Tensor else type(value).__qualname__
             if value.layout is not torch.strided:
-                return f"{kind}{value.dtype}@{value.device}{value.layout}{self._sizes(value.shape)}"
-            shape, strides = self._sizes(value.shape), self._sizes(value.stride())
-            return f"{kind}{value.dtype}@{value.device}{shape}{strides}"
+                return f"{kind}{value.dtype}@{value.device}{value.layout}{self._tree(value.shape)}"
+            return f"{kind}{value.dtype}@{value.device}{self._tree(value.shape)}{self._tree(value.stride())}"
         if isinstance(value, tuple | list):
             return f"({','.join(map(self._value, value))})"
-        return self._size(value) if type(value) not in _PLAIN else repr(value)
+        return self._tree(value)
 
     def _input_facts(self, value: Any) -> str:
         """What only matters of tensors that come from outside."""
@@ -185,9 +184,6 @@ class _Text:
         """Which outputs share a storage with an input or one another."""
         values = (n.meta.get("val") for n in results)
         return ",".join(self._storage(v) for v in values if isinstance(v, torch.Tensor))
-
-    def _sizes(self, sizes: Sequence[Any]) -> str:
-        return f"({','.join(str(s) if type(s) is int else self._size(s) for s in sizes)})"
 
     def _size(self, size: Any) -> str:
         if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):

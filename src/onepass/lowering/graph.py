@@ -17,7 +17,6 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from ..analysis.inline import loaded
 from ..ir.callables import graph_constant
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
@@ -26,7 +25,7 @@ from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
 from .origins import origin_of
-from .overwrites import change_own, find_overwrites
+from .overwrites import change_own, find_overwrites, held, read_by
 from .promotion import literal
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
@@ -103,19 +102,23 @@ class _Lowering:
         name = f"a{len(self.inputs)}"
         if isinstance(value, torch.SymInt):
             return self.integer_input(value, name)
-        if isinstance(value, torch.Tensor):
-            try:
-                buffer = self.ctx.new_buffer(self.ctx.meta(value), name)
-            except Unsupported:
-                return self.host_input(name)
-            self.inputs.append(buffer)
-            for dim, size in enumerate(buffer.shape):
-                symbols = size.symbols()
-                if len(symbols) == 1 and size is (symbol := symbols.pop()).poly():
-                    self.sources.setdefault(symbol, (buffer, dim))
-            self.given[node] = whole(buffer)
-            return self.given[node]
-        return self.host_input(name)
+        if (meta := self.known_meta(value)) is None:
+            return self.host_input(name)
+        buffer = self.ctx.new_buffer(meta, name)
+        self.inputs.append(buffer)
+        for dim, size in enumerate(buffer.shape):
+            symbols = size.symbols()
+            if len(symbols) == 1 and size is (symbol := symbols.pop()).poly():
+                self.sources.setdefault(symbol, (buffer, dim))
+        self.given[node] = whole(buffer)
+        return self.given[node]
+
+    def known_meta(self, value: Any) -> TensorMeta | None:
+        """What FX says of a tensor that kernels handle; None for everything else."""
+        try:
+            return self.ctx.meta(value) if isinstance(value, torch.Tensor) else None
+        except Unsupported:
+            return None
 
     def integer_input(self, value: torch.SymInt, name: str) -> Any:
         try:
@@ -142,21 +145,16 @@ class _Lowering:
         value = operator.attrgetter(str(node.target))(self.module)
         if not isinstance(value, torch.Tensor):
             return value
-        number = folded_value(value)
-        if number is not None and not isinstance(number, complex):
-            try:
-                meta = self.ctx.meta(value)
-                if meta.dtype.is_packed:
-                    raise Unsupported("float8 is only moved and converted by kernels")
-            except Unsupported:
-                pass
-            else:
-                if self.is_here(meta.device):
-                    return self.ctx.define(literal(number, meta.dtype), meta)
-                held = self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
-                self.ctx.mark_constant(held.buffer, literal(number, meta.dtype))
-                return held  # kernels know the number; what runs on the other device has the tensor
-        return self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
+        number, meta = folded_value(value), self.known_meta(value)
+        folded = None
+        if meta is not None and not meta.dtype.is_packed and isinstance(number, float | int):
+            folded = literal(number, meta.dtype)
+            if self.is_here(meta.device):
+                return self.ctx.define(folded, meta)
+        constant = self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
+        if folded is not None:  # kernels know the number; calls on the other device have the tensor
+            self.ctx.mark_constant(constant.buffer, folded)
+        return constant
 
     def is_here(self, device: str) -> bool:
         """Whether this graph's kernels can write there."""
@@ -175,9 +173,7 @@ class _Lowering:
             return self.overwrite(node)
         if _is_size_arithmetic(target):
             size = self.size_result(node)
-            if size is not None:
-                return size
-            return self.float_result(node)
+            return self.float_result(node) if size is None else size
         rule = RULES.get(target)
         if rule is None:
             return self.extern(node, why_library(target))
@@ -249,18 +245,15 @@ class _Lowering:
     def extern_call(self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
         value = node.meta.get("val", args[0] if target is graph_constant else None)
         ordered = is_ordered(target) or node.is_impure()
-        if isinstance(value, torch.Tensor):
-            try:
-                buffer = self.ctx.new_buffer(self.ctx.meta(value))
-            except Unsupported:
-                pass
-            else:
-                self.ctx.extern(buffer, target, args, kwargs, why, ordered, self.contraction(node, buffer))
-                if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
-                    self.ctx.mark_fresh(buffer)
-                return whole(buffer)
+        if (meta := self.known_meta(value)) is not None:
+            buffer = self.ctx.new_buffer(meta)
+            contraction = self.contraction(node, buffer)
+            self.ctx.statements.append(Extern(buffer, target, args, kwargs, self.ctx.origin, why, ordered, contraction))
+            if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
+                self.ctx.mark_fresh(buffer)
+            return whole(buffer)
         host = self.ctx.new_host_value()
-        self.ctx.extern(host, target, args, kwargs, why, ordered)
+        self.ctx.statements.append(Extern(host, target, args, kwargs, self.ctx.origin, why, ordered))
         return host
 
     def contraction(self, node: Node, buffer: Buffer) -> Define | None:
@@ -313,7 +306,8 @@ class _Lowering:
         args, kwargs = torch.fx.node.map_arg((change.args, change.kwargs), apart)
         buffer = self.ctx.new_buffer(self.ctx.meta(node.meta["val"]))
         why = "only what changes is written, into the input itself"
-        self.ctx.extern(buffer, change.operation, (place, *args), kwargs, why, True, overwrites=given)
+        call = (change.operation, (place, *args), kwargs)
+        self.ctx.statements.append(Extern(buffer, *call, self.ctx.origin, why, ordered=True, overwrites=given))
         self.overwritten[buffer] = given
         return whole(buffer)
 
@@ -417,23 +411,14 @@ def normalise(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 def _live(statements: list[Statement], outputs: tuple[Any, ...]) -> list[Statement]:
     """Statements whose results reach an output, an update or an effect."""
-    needed: set[Any] = {v.buffer if isinstance(v, View) else v for v in outputs if isinstance(v, View | HostValue)}
+    needed = set(held(outputs))
     kept: list[Statement] = []
     for statement in reversed(statements):
         match statement:
-            case Update():
-                needed.add(statement.source)
-            case Define():
-                if statement.buffer not in needed:
-                    continue
-                needed.update(loaded(statement.value))
-            case Extern():
-                if statement.result not in needed and not statement.ordered:
-                    continue
-                for leaf in leaves((statement.args, statement.kwargs)):
-                    if isinstance(leaf, View):
-                        needed.add(leaf.buffer)
-                    elif isinstance(leaf, HostValue):
-                        needed.add(leaf)
+            case Define() if statement.buffer not in needed:
+                continue
+            case Extern() if statement.result not in needed and not statement.ordered:
+                continue
+        needed.update(read_by(statement))
         kept.append(statement)
     return kept[::-1]

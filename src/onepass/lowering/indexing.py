@@ -15,9 +15,9 @@ from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, indirect, pointwise
 from ..ir.poly import Poly
 from .context import Context, Operand
-from .movement import both, less
+from .movement import both, less, replaced
 from .registry import Unsupported, lowers
-from .values import Ref, axis, own_point
+from .values import Ref, own_point
 from .views import wrap_dim
 
 aten = torch.ops.aten
@@ -38,9 +38,7 @@ def index(ctx: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
     rank = max(i.ndim for i in tensors)
     adjacent = given == list(range(given[0], given[-1] + 1))
     front = given[0] if adjacent else 0  # where the dimensions of the indices go
-    shape = ctx.out.shape
-    index_shape = shape[front : front + rank]
-    axes = own_point(shape)
+    axes = own_point(ctx.out.shape)
     others = [p for k, p in enumerate(axes) if not front <= k < front + rank]
     point: list[Poly] = []
     for dim, extent in enumerate(x.shape):
@@ -48,18 +46,9 @@ def index(ctx: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
         if tensor is None:
             point.append(others.pop(0))
             continue
-        value = tensor.at(_shifted(tensor, index_shape, front))
+        value = tensor.at(axes[front + rank - tensor.ndim : front + rank])
         point.append(indirect(_position(ctx, value, extent, wraps=True)))
     return ctx.define(x.at(point))
-
-
-def _shifted(tensor: Ref, shape: Sequence[Poly], front: int) -> list[Poly]:
-    """The point of an index tensor broadcast to `shape`, whose axes start at `front`."""
-    missing = len(shape) - tensor.ndim
-    return [
-        Poly.ZERO if e is Poly.ONE else axis(front + missing + k, shape[missing + k])
-        for k, e in enumerate(tensor.shape)
-    ]
 
 
 @lowers(aten.index_select.default)
@@ -104,8 +93,7 @@ def scatter_source(ctx: Context, x: Ref, dim: int, indices: Ref, source: Ref) ->
     dim = wrap_dim(dim, x.ndim)
     point = list(own_point(x.shape))
     point[dim] = Poly.ZERO
-    point = [Poly.ZERO if source.shape[k] is Poly.ONE else p for k, p in enumerate(point)]
-    return _scatter_one(ctx, x, dim, indices, ctx.convert(source.at(point), ctx.out.dtype))
+    return _scatter_one(ctx, x, dim, indices, source.at(point))
 
 
 def _scatter_one(ctx: Context, x: Ref, dim: int, indices: Ref, value: Expr) -> Ref:
@@ -116,13 +104,12 @@ def _scatter_one(ctx: Context, x: Ref, dim: int, indices: Ref, value: Expr) -> R
     if indices.shape[dim] is not Poly.ONE:
         raise Unsupported("a scatter of several elements per line")
     axes = own_point(x.shape)
-    point = [Poly.ZERO if indices.shape[k] is Poly.ONE else p for k, p in enumerate(axes)]
-    target = _position(ctx, indices.at(point), x.shape[dim], wraps=False)
+    target = _position(ctx, indices.at(axes), x.shape[dim], wraps=False)
     here = [pointwise("eq", Index(axes[dim]), target)]
     for k, extent in enumerate(x.shape):
         if k != dim and indices.shape[k] is not extent:
             here.append(less(axes[k], indices.shape[k]))
-    return ctx.define(pointwise("where", both(here), value, x.aligned(x.shape)))
+    return replaced(ctx, x, both(here), value)
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
@@ -134,5 +121,4 @@ def index_put(ctx: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, 
         raise Unsupported("a masked scatter of several values")
     mask = indices[0]
     axes = own_point(x.shape)
-    value = ctx.convert(values.at([Poly.ZERO] * values.ndim), ctx.out.dtype)
-    return ctx.define(pointwise("where", mask.at(axes[: mask.ndim]), value, x.aligned(x.shape)))
+    return replaced(ctx, x, mask.at(axes[: mask.ndim]), values.at([Poly.ZERO] * values.ndim))

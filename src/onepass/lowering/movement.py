@@ -7,6 +7,7 @@ points are never used. Values keep their stored type, so nothing is rounded on t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, pointwise
 from ..ir.poly import Poly
-from .context import Context, Operand
+from .context import Context
 from .promotion import literal
 from .registry import Unsupported, lowers
 from .values import Ref, own_point
@@ -40,6 +41,11 @@ def both(conditions: Sequence[Expr]) -> Expr:
     return result
 
 
+def replaced(ctx: Context, x: Ref, where: Expr, value: Expr) -> Ref:
+    """x, with another value where a condition holds."""
+    return ctx.define(pointwise("where", where, ctx.convert(value, ctx.out.dtype), x.aligned(x.shape)))
+
+
 @lowers(aten.clone.default)
 def clone(ctx: Context, x: Ref, **options: Any) -> Ref:
     return ctx.define(x.aligned(ctx.out.shape))
@@ -50,11 +56,6 @@ def copy(ctx: Context, x: Ref, source: Ref, non_blocking: bool = False) -> Ref:
     if source.device != ctx.out.device and source.ndim:
         raise Unsupported("a copy between devices")
     return ctx.define(ctx.convert(source.aligned(ctx.out.shape), ctx.out.dtype, exact=True))
-
-
-@lowers(aten.fill.Scalar, aten.fill.Tensor)
-def fill(ctx: Context, x: Ref, value: Operand) -> Ref:
-    return ctx.define(ctx.stored(value, ctx.out.dtype))
 
 
 @lowers(aten.cat.default)
@@ -72,7 +73,7 @@ def cat(ctx: Context, tensors: Sequence[Ref], dim: int = 0) -> Ref:
     values: list[Expr] = []
     for part, start in zip(parts, starts, strict=False):
         point = list(axes)
-        point[dim] = Poly.ZERO if part.shape[dim] is Poly.ONE else axes[dim] - start
+        point[dim] = axes[dim] - start
         values.append(ctx.convert(part.at(point), dtype))
     return ctx.define(_choose(axes[dim], values, starts[1:]))
 
@@ -94,7 +95,7 @@ def constant_pad_nd(ctx: Context, x: Ref, pad: Sequence[int | Poly], value: floa
         dim = x.ndim - 1 - number
         before, after = Poly.of(pad[2 * number]), Poly.of(pad[2 * number + 1])
         at = point[dim]
-        point[dim] = Poly.ZERO if x.shape[dim] is Poly.ONE else at - before
+        point[dim] = at - before
         # A negative pad only crops.
         if not _is_crop(before):
             inside.append(at_least(at, before))
@@ -113,7 +114,7 @@ def _is_crop(amount: Poly) -> bool:
 def flip(ctx: Context, x: Ref, dims: Sequence[int]) -> Ref:
     point = list(own_point(x.shape))
     for dim in {wrap_dim(d, x.ndim) for d in dims}:
-        if x.ndim and x.shape[dim] is not Poly.ONE:
+        if x.ndim:
             point[dim] = x.shape[dim] - 1 - point[dim]
     return ctx.define(x.at(point))
 
@@ -158,18 +159,14 @@ def repeat(ctx: Context, x: Ref, repeats: Sequence[int | Poly]) -> Ref:
     return ctx.define(x.at(point))
 
 
-@lowers(aten.tril.default)
-def tril(ctx: Context, x: Ref, diagonal: int | Poly = 0) -> Ref:
+def _triangle(kept: str, ctx: Context, x: Ref, diagonal: int | Poly = 0) -> Ref:
     *_, row, column = own_point(x.shape)
-    keep = pointwise("le", Index(column), Index(row + diagonal))
+    keep = pointwise(kept, Index(column), Index(row + diagonal))
     return ctx.define(pointwise("where", keep, x.aligned(x.shape), literal(0, x.dtype)))
 
 
-@lowers(aten.triu.default)
-def triu(ctx: Context, x: Ref, diagonal: int | Poly = 0) -> Ref:
-    *_, row, column = own_point(x.shape)
-    keep = at_least(column, row + diagonal)
-    return ctx.define(pointwise("where", keep, x.aligned(x.shape), literal(0, x.dtype)))
+lowers(aten.tril.default)(partial(_triangle, "le"))
+lowers(aten.triu.default)(partial(_triangle, "ge"))
 
 
 @lowers(aten.select_scatter.default)
@@ -178,8 +175,7 @@ def select_scatter(ctx: Context, x: Ref, source: Ref, dim: int, index: int | Pol
     axes = own_point(x.shape)
     point = [p for k, p in enumerate(axes) if k != dim]
     here = pointwise("eq", Index(axes[dim]), Index(wrap_index(index, x.shape[dim])))
-    value = ctx.convert(source.at(point), ctx.out.dtype)
-    return ctx.define(pointwise("where", here, value, x.aligned(x.shape)))
+    return replaced(ctx, x, here, source.at(point))
 
 
 @lowers(aten.slice_scatter.default)
@@ -202,11 +198,9 @@ def slice_scatter(
     last = begin + length * step
     if last is not x.shape[dim]:
         inside.append(less(at, last))
-    point = [Poly.ZERO if source.shape[k] is Poly.ONE else p for k, p in enumerate(axes)]
-    if length is not Poly.ONE:
-        point[dim] = (at - begin) // step
-    value = ctx.convert(source.at(point), ctx.out.dtype)
-    return ctx.define(pointwise("where", both(inside), value, x.aligned(x.shape)))
+    point = list(axes)
+    point[dim] = (at - begin) // step
+    return replaced(ctx, x, both(inside), source.at(point))
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -216,6 +210,4 @@ def diagonal_scatter(ctx: Context, x: Ref, source: Ref, offset: int = 0, dim1: i
     on_diagonal = pointwise("eq", Index(axes[second]), Index(axes[first] + offset))
     along = axes[first] if offset >= 0 else axes[second]
     point = [p for k, p in enumerate(axes) if k not in (first, second)]
-    point.append(Poly.ZERO if source.shape[-1] is Poly.ONE else along)
-    value = ctx.convert(source.at(point), ctx.out.dtype)
-    return ctx.define(pointwise("where", on_diagonal, value, x.aligned(x.shape)))
+    return replaced(ctx, x, on_diagonal, source.at([*point, along]))

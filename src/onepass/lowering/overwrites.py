@@ -8,7 +8,7 @@ what changes moves. So it is for tensors that the graph itself makes (zeros to w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from ..analysis.access import estimate, is_dense
 from ..analysis.inline import loaded
 from ..ir.poly import product
-from ..ir.program import Buffer, Define, Extern, Statement, Update, View, leaves
+from ..ir.program import Buffer, Define, Extern, HostValue, Statement, Update, View, leaves
 from .registry import Unsupported
 from .torch_private import OpOverload, storage_key
 from .values import TensorMeta
@@ -169,25 +169,33 @@ def _is_returned(node: Node) -> bool:
 # --- tensors of the graph ---
 
 
-def change_own(statements: Iterable[Statement], outputs: Iterable[Any]) -> list[Statement]:
+def change_own(statements: Iterable[Statement], outputs: tuple[Any, ...]) -> list[Statement]:
     """Calls that change a copy of what kernels make for them alone change that instead."""
     statements = list(statements)
     made = {s.buffer for s in statements if isinstance(s, Define)}
-    reads = Counter(b for s in statements for b in _reads(s))
-    reads.update(v.buffer for v in leaves(tuple(outputs)) if isinstance(v, View))
+    reads = Counter(value for s in statements for value in read_by(s))
+    reads.update(held(outputs))
     return [_changing(s, made, reads) if isinstance(s, Extern) else s for s in statements]
 
 
-def _reads(statement: Statement) -> Iterable[Buffer]:
+def held(tree: Any) -> Iterator[Buffer | HostValue]:
+    """The buffers and host values in a tree of arguments or outputs."""
+    for leaf in leaves(tree):
+        if isinstance(leaf, View | HostValue):
+            yield leaf.buffer if isinstance(leaf, View) else leaf
+
+
+def read_by(statement: Statement) -> Iterable[Buffer | HostValue]:
+    """The buffers and host values that a statement reads."""
     match statement:
         case Define():
             return loaded(statement.value)
         case Update():
             return (statement.source,)
-    return (v.buffer for v in leaves((statement.args, statement.kwargs)) if isinstance(v, View))
+    return held((statement.args, statement.kwargs))
 
 
-def _changing(extern: Extern, made: set[Buffer], reads: Counter[Buffer]) -> Extern:
+def _changing(extern: Extern, made: set[Buffer], reads: Counter[Buffer | HostValue]) -> Extern:
     first, operation = extern.args[0] if extern.args else None, _in_place(extern.target)
     if operation is None or not isinstance(first, View) or not isinstance(extern.result, Buffer):
         return extern

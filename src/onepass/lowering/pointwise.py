@@ -7,7 +7,8 @@ more to say have a function of their own. Result dtypes come from FX; operands p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,13 +17,14 @@ from ..ir.expr import Expr, pointwise
 from ..ir.ops import DISCONTINUOUS
 from ..ir.poly import Poly
 from .context import Context, Operand
-from .promotion import literal
+from .promotion import common_dtype, literal
 from .registry import Unsupported, lowers
 from .torch_private import multiply_add_ops
 from .values import Ref
 
 aten = torch.ops.aten
 prims = torch.ops.prims
+F = TypeVar("F", bound=Callable[..., Expr])
 
 # Float functions of one argument: integers compute in the result's float type.
 _FLOAT_UNARY = (
@@ -40,6 +42,13 @@ _SAME_UNARY = {
     "round": aten.round.default,
 }
 _COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
+# On truth values: x != 0.
+_LOGIC = {
+    "bitnot": aten.logical_not.default,
+    "bitand": aten.logical_and.default,
+    "bitor": aten.logical_or.default,
+    "bitxor": aten.logical_xor.default,
+}
 _BINARY: dict[str, tuple[Any, ...]] = {
     "maximum": (aten.maximum.default,),
     "minimum": (aten.minimum.default,),
@@ -53,6 +62,7 @@ _BINARY: dict[str, tuple[Any, ...]] = {
     "fmod": (aten.fmod.Tensor, aten.fmod.Scalar),
     "mul": (aten.mul.Tensor, aten.mul.Scalar),
     "div": (aten.div.Tensor, aten.div.Scalar),
+    "floordiv": (aten.floor_divide.default, aten.floor_divide.Scalar),
     "bitand": (aten.bitwise_and.Tensor, aten.bitwise_and.Scalar, aten.bitwise_and.Scalar_Tensor),
     "bitor": (aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor),
     "bitxor": (aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor),
@@ -86,54 +96,62 @@ def apply(ctx: Context, op: str, *operands: Operand, dtype: DType | None = None)
     return pointwise(op, *(ctx.read(x, dtype, exact=exact) for x in operands))
 
 
+def formula(*targets: Any) -> Callable[[F], F]:
+    """Register a function of values: tensors are read in the type that the result is computed in."""
+
+    def register(function: F) -> F:
+        def rule(ctx: Context, *args: Any, **options: Any) -> Ref:
+            read = (ctx.read(a, ctx.out.dtype) if isinstance(a, Ref) else a for a in args)
+            return ctx.define(function(ctx, *read, **options))
+
+        lowers(*targets)(rule)
+        return function
+
+    return register
+
+
 def one(ctx: Context) -> Expr:
     """1 in the type the result is computed in."""
     return literal(1, ctx.out.dtype.compute)
 
 
-def _register_tables() -> None:
-    def unary(op: str) -> Callable[..., Ref]:
-        return lambda ctx, x: ctx.define(apply(ctx, op, x))
-
-    def same(op: str) -> Callable[..., Ref]:
-        def rule(ctx: Context, x: Ref) -> Ref:
-            idle = not x.dtype.is_float and (op not in ("abs", "neg", "sign") or x.dtype is DType.BOOL)
-            return ctx.define(ctx.read(x, ctx.out.dtype) if idle else apply(ctx, op, x))
-
-        return rule
-
-    def binary(op: str) -> Callable[..., Ref]:
-        return lambda ctx, x, y: ctx.define(apply(ctx, op, x, y))
-
-    def comparison(op: str) -> Callable[..., Ref]:
-        return lambda ctx, x, y: ctx.define(apply(ctx, op, x, y, dtype=ctx.promote(x, y)))
-
-    for name in _FLOAT_UNARY.split():
-        lowers(getattr(aten, name).default)(unary(name))
-    for name, target in _SAME_UNARY.items():
-        lowers(target)(same(name))
-    for name, targets in _BINARY.items():
-        lowers(*targets)(binary(name))
-    for name in _COMPARISONS:
-        lowers(getattr(aten, name).Tensor, getattr(aten, name).Scalar)(comparison(name))
+def _applies(op: str, ctx: Context, *operands: Operand) -> Ref:
+    return ctx.define(apply(ctx, op, *operands))
 
 
-_register_tables()
+def _applies_to_some(op: str, ctx: Context, x: Ref) -> Ref:
+    idle = not x.dtype.is_float and (op not in ("abs", "neg", "sign") or x.dtype is DType.BOOL)
+    return ctx.define(ctx.read(x, ctx.out.dtype) if idle else apply(ctx, op, x))
 
 
-@lowers(aten.sgn.default)
-def sgn(ctx: Context, x: Ref) -> Ref:
-    return ctx.define(apply(ctx, "sign", x))
+def _compares(op: str, ctx: Context, x: Operand, y: Operand) -> Ref:
+    return ctx.define(apply(ctx, op, x, y, dtype=common_dtype((x, y))))
 
 
-@lowers(aten.add.Tensor, aten.add.Scalar)
-def add(ctx: Context, x: Operand, y: Operand, alpha: float | int | Poly = 1) -> Ref:
-    return ctx.define(_sum(ctx, "add", x, y, alpha))
+def _judges(op: str, ctx: Context, *operands: Operand) -> Ref:
+    return ctx.define(pointwise(op, *(truth(ctx, x) for x in operands)))
 
 
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
-def sub(ctx: Context, x: Operand, y: Operand, alpha: float | int | Poly = 1) -> Ref:
-    return ctx.define(_sum(ctx, "sub", x, y, alpha))
+for _name in _FLOAT_UNARY.split():
+    lowers(getattr(aten, _name).default)(partial(_applies, _name))
+for _name, _target in _SAME_UNARY.items():
+    lowers(_target)(partial(_applies_to_some, _name))
+for _name, _targets in _BINARY.items():
+    lowers(*_targets)(partial(_applies, _name))
+for _name in _COMPARISONS:
+    lowers(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(partial(_compares, _name))
+for _name, _target in _LOGIC.items():
+    lowers(_target)(partial(_judges, _name))
+lowers(aten.sgn.default)(partial(_applies, "sign"))
+lowers(aten.bitwise_not.default)(partial(_applies, "bitnot"))
+
+
+def _adds(op: str, ctx: Context, x: Operand, y: Operand, alpha: float | int | Poly = 1) -> Ref:
+    return ctx.define(_sum(ctx, op, x, y, alpha))
+
+
+lowers(aten.add.Tensor, aten.add.Scalar)(partial(_adds, "add"))
+lowers(aten.sub.Tensor, aten.sub.Scalar)(partial(_adds, "sub"))
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
@@ -153,16 +171,8 @@ def _sum(ctx: Context, op: str, x: Operand, y: Operand, alpha: float | int | Pol
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(ctx: Context, x: Operand, y: Operand, *, rounding_mode: str | None) -> Ref:
-    if rounding_mode is None:
-        return ctx.define(apply(ctx, "div", x, y))
-    if rounding_mode == "floor":
-        return ctx.define(apply(ctx, "floordiv", x, y))
-    return ctx.define(apply(ctx, "truncdiv", x, y))
-
-
-@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(ctx: Context, x: Operand, y: Operand) -> Ref:
-    return ctx.define(apply(ctx, "floordiv", x, y))
+    op = {None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
+    return ctx.define(apply(ctx, op, x, y))
 
 
 @lowers(aten.reciprocal.default)
@@ -199,14 +209,10 @@ def pow_scalar(ctx: Context, x: Ref, exponent: float | int | Poly) -> Ref:
         return ctx.define(base)
     if exponent in (2, 3) or (dtype.is_integer and exponent == int(exponent)):
         return ctx.define(_power(base, int(exponent)))
-    if exponent == -1:
-        return ctx.define(pointwise("div", one(ctx), base))
-    if exponent == -2:
-        return ctx.define(pointwise("div", one(ctx), _power(base, 2)))
-    if exponent == 0.5:
-        return ctx.define(pointwise("sqrt", base))
-    if exponent == -0.5:
-        return ctx.define(pointwise("rsqrt", base))
+    if exponent in (-1, -2):
+        return ctx.define(pointwise("div", one(ctx), _power(base, int(-exponent))))
+    if exponent in (0.5, -0.5):
+        return ctx.define(pointwise("sqrt" if exponent > 0 else "rsqrt", base))
     return ctx.define(apply(ctx, "pow", x, exponent))
 
 
@@ -230,36 +236,11 @@ def pow_tensor(ctx: Context, x: Operand, exponent: Ref) -> Ref:
     return ctx.define(apply(ctx, "pow", x, exponent))
 
 
-@lowers(aten.logical_not.default)
-def logical_not(ctx: Context, x: Ref) -> Ref:
-    return ctx.define(pointwise("bitnot", truth(ctx, x)))
-
-
 def truth(ctx: Context, x: Operand) -> Expr:
     """x != 0."""
-    if not isinstance(x, Ref):
-        return apply(ctx, "ne", x, 0, dtype=ctx.promote(x))
-    return x.aligned(ctx.out.shape) if x.dtype is DType.BOOL else apply(ctx, "ne", x, 0, dtype=x.dtype)
-
-
-@lowers(aten.logical_and.default)
-def logical_and(ctx: Context, x: Ref, y: Ref) -> Ref:
-    return ctx.define(pointwise("bitand", truth(ctx, x), truth(ctx, y)))
-
-
-@lowers(aten.logical_or.default)
-def logical_or(ctx: Context, x: Ref, y: Ref) -> Ref:
-    return ctx.define(pointwise("bitor", truth(ctx, x), truth(ctx, y)))
-
-
-@lowers(aten.logical_xor.default)
-def logical_xor(ctx: Context, x: Ref, y: Ref) -> Ref:
-    return ctx.define(pointwise("bitxor", truth(ctx, x), truth(ctx, y)))
-
-
-@lowers(aten.bitwise_not.default)
-def bitwise_not(ctx: Context, x: Ref) -> Ref:
-    return ctx.define(apply(ctx, "bitnot", x))
+    if isinstance(x, Ref) and x.dtype is DType.BOOL:
+        return x.aligned(ctx.out.shape)
+    return apply(ctx, "ne", x, 0, dtype=common_dtype((x,)))
 
 
 @lowers(aten.isnan.default)
@@ -306,7 +287,7 @@ def masked_fill(ctx: Context, x: Ref, mask: Ref, value: Operand) -> Ref:
     return ctx.define(pointwise("where", truth(ctx, mask), ctx.stored(value, dtype), ctx.stored(x, dtype)))
 
 
-@lowers(aten.clamp.default, aten.clamp.Tensor)
+@lowers(aten.clamp.default, aten.clamp.Tensor, aten.hardtanh.default)
 def clamp(ctx: Context, x: Ref, low: Operand | None = None, high: Operand | None = None) -> Ref:
     dtype = ctx.out.dtype
     value = ctx.read(x, dtype)
@@ -362,15 +343,10 @@ def lerp(ctx: Context, start: Ref, end: Ref, weight: Operand) -> Ref:
     return ctx.define(pointwise("where", small, near_start, near_end))
 
 
-@lowers(aten._to_copy.default)
-def to_copy(ctx: Context, x: Ref, **options: Any) -> Ref:
+@lowers(aten._to_copy.default, prims.convert_element_type.default)
+def to_copy(ctx: Context, x: Ref, dtype: Any = None, **options: Any) -> Ref:
     if not isinstance(x, Ref):
         raise Unsupported("a number where a tensor is expected")
     if x.device != ctx.out.device:
         raise Unsupported("a copy between devices")
-    return ctx.define(ctx.convert(x.aligned(ctx.out.shape), ctx.out.dtype, exact=True))
-
-
-@lowers(prims.convert_element_type.default)
-def convert_element_type(ctx: Context, x: Ref, dtype: torch.dtype) -> Ref:
     return ctx.define(ctx.convert(x.aligned(ctx.out.shape), ctx.out.dtype, exact=True))

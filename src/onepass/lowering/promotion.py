@@ -6,6 +6,7 @@ Also literals: a Python number as the value a dtype holds.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -59,30 +60,17 @@ def _category(dtype: torch.dtype) -> int:
 
 def literal(value: float | int | bool, dtype: DType) -> Const:
     """The number as `dtype` holds it (rounded, wrapped)."""
-    if dtype is DType.F32:
+    if dtype in (DType.F32, DType.BF16):
         value = ctypes.c_float(float(value)).value
-    elif dtype is DType.BF16:
-        value = _round_bfloat16(float(value))
+    if dtype is DType.BF16 and math.isfinite(value):
+        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        (value,) = struct.unpack("<f", struct.pack("<I", bits))
     elif dtype is DType.F16:
-        value = _round_float16(float(value))
+        try:
+            (value,) = struct.unpack("<e", struct.pack("<e", value))
+        except OverflowError:
+            value = math.copysign(math.inf, value)
     elif dtype.is_integer and isinstance(value, float):
         value = int(value)
     return const(value, dtype)
-
-
-def _round_bfloat16(value: float) -> float:
-    value = ctypes.c_float(value).value
-    if value != value or value in (float("inf"), float("-inf")):
-        return value
-    bits = struct.unpack("<I", struct.pack("<f", value))[0]
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    rounded: float = struct.unpack("<f", struct.pack("<I", bits))[0]
-    return rounded
-
-
-def _round_float16(value: float) -> float:
-    try:
-        rounded: float = struct.unpack("<e", struct.pack("<e", value))[0]
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-    return rounded

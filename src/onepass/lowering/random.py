@@ -16,7 +16,7 @@ import torch
 
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Random, pointwise
-from ..ir.interpret import philox
+from ..ir.interpret import philox, uniform_of_words
 from ..ir.poly import Poly
 from .context import Context
 from .promotion import literal
@@ -58,15 +58,8 @@ def _seed_fake(number: int) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
-def uniform_of_words(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[0, 1) from 32-bit words: the top 24 bits, all 32 for float64."""
-    if dtype is torch.float64:
-        return words.to(torch.float64) * 2.0**-32
-    return (words >> 8).to(torch.float32) * 2.0**-24
-
-
 # Bits of a 16-bit float in [0.5, 1): a uniform number keeps so many, lest it round up to 1.
-_PRECISION = {DType.F16: 11, DType.BF16: 8}
+_PRECISION = {torch.float16: 11, torch.bfloat16: 8}
 
 
 def _uniform(
@@ -74,7 +67,7 @@ def _uniform(
 ) -> torch.Tensor:
     index = torch.arange(math.prod(size), device=device).reshape(tuple(size))
     value = uniform_of_words(philox(seed.to(device), index, stream), dtype)
-    bits = {torch.float16: 11, torch.bfloat16: 8}.get(dtype)
+    bits = _PRECISION.get(dtype)
     return (value if bits is None else (value * 2**bits).floor() * 2.0**-bits).to(dtype)
 
 
@@ -93,12 +86,9 @@ def _empty(
     return torch.empty(size, dtype=dtype, device=device)
 
 
-_library.impl("seed", _seed, "CompositeExplicitAutograd")
-_library.impl("uniform", _uniform, "CompositeExplicitAutograd")
-_library.impl("normal", _normal, "CompositeExplicitAutograd")
-torch.library.register_fake("onepass::seed", _seed_fake, lib=_library)
-torch.library.register_fake("onepass::uniform", _empty, lib=_library)
-torch.library.register_fake("onepass::normal", _empty, lib=_library)
+for _name, _eager, _fake in (("seed", _seed, _seed_fake), ("uniform", _uniform, _empty), ("normal", _normal, _empty)):
+    _library.impl(_name, _eager, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"onepass::{_name}", _fake, lib=_library)
 
 
 # lowering
@@ -118,7 +108,7 @@ def uniform(ctx: Context, seed: Ref, stream: int, size: object, **options: objec
     dtype = ctx.out.dtype
     value = _draw(seed, stream, _linear(ctx), dtype.compute)
     if dtype.is_half:
-        steps = 2 ** _PRECISION[dtype]
+        steps = 2 ** _PRECISION[dtype.torch]
         value = pointwise("floor", pointwise("mul", value, literal(steps, DType.F32)))
         value = pointwise("mul", value, literal(1 / steps, DType.F32))
     return ctx.define(value)

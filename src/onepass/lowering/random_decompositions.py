@@ -6,6 +6,7 @@ apart; they stay what they are.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -17,12 +18,18 @@ from .random import next_stream
 aten = torch.ops.aten
 RANDOM: dict[Any, Callable[..., Any]] = {}
 Draw: TypeAlias = Callable[[Sequence[Any], torch.dtype, torch.device], torch.Tensor]
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def _decomposes(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a decomposition, which is not asked where the user gives a generator."""
+
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        for target in targets:
-            RANDOM[target] = rule
+        @functools.wraps(rule)
+        def of_default_generator(*args: Any, generator: Any = None, **options: Any) -> Any:
+            return rule(*args, **options) if generator is None else NotImplemented
+
+        RANDOM.update(dict.fromkeys(targets, of_default_generator))
         return rule
 
     return register
@@ -34,26 +41,19 @@ def _drawn(operation: Any, size: Sequence[Any], dtype: torch.dtype, device: torc
     return drawn
 
 
-def _uniform(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return _drawn(torch.ops.onepass.uniform, size, dtype, device)
+_uniform: Draw = functools.partial(_drawn, torch.ops.onepass.uniform)
+_normal: Draw = functools.partial(_drawn, torch.ops.onepass.normal)
 
 
-def _normal(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return _drawn(torch.ops.onepass.normal, size, dtype, device)
+def _wide(draw: Draw, x: torch.Tensor, shape: Sequence[Any] | None = None) -> torch.Tensor:
+    """Numbers of a tensor's shape or another, in the type that the tensor's distribution is computed in."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return draw(x.shape if shape is None else shape, dtype, x.device)
 
 
-def _real(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type a distribution is computed in."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def _like(x: torch.Tensor, drawn: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _like(x: torch.Tensor, drawn: torch.Tensor, dtype: torch.dtype | None = None, layout: Any = None) -> torch.Tensor:
     """`drawn` with the strides `empty_like(x)` has."""
-    empty = torch.empty_like(x, dtype=dtype or x.dtype)
+    empty = torch.empty_like(x, dtype=dtype or x.dtype, memory_format=layout or torch.preserve_format)
     return aten.copy(empty, drawn)
 
 
@@ -63,162 +63,95 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
         return x, torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    if not _real(x.dtype):
+    if x.dtype not in _REAL:
         return NotImplemented
     mask = _uniform(x.shape, torch.float32, x.device) >= p
     return mask * x * (1.0 / (1.0 - p)), mask
 
 
-@_decomposes(aten.bernoulli.default)
-def bernoulli(x: torch.Tensor, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(x.dtype):
+# Distributions that replace the values of a tensor: their numbers, given the tensor and the parameters.
+_DISTRIBUTIONS: dict[Any, Callable[..., torch.Tensor]] = {
+    aten.bernoulli.default: lambda x: _uniform(x.shape, torch.float32, x.device) < x,
+    aten.uniform.default: lambda x, low=0.0, high=1.0: _uniform(x.shape, x.dtype, x.device) * (high - low) + low,
+    aten.normal_functional.default: lambda x, mean=0.0, std=1.0: _wide(_normal, x) * std + mean,
+    aten.normal.Tensor_float: lambda mean, std=1.0: _wide(_normal, mean) * std + mean,
+    aten.exponential.default: lambda x, rate=1.0: -torch.log1p(-_wide(_uniform, x)) / rate,
+    aten.log_normal.default: lambda x, mean=1.0, std=2.0: (_wide(_normal, x) * std + mean).exp(),
+    aten.cauchy.default: lambda x, median=0.0, sigma=1.0: (
+        torch.tan((_wide(_uniform, x) - 0.5) * math.pi) * sigma + median
+    ),
+}
+# Those whose results may be integers.
+_COUNTS: dict[Any, Callable[..., torch.Tensor]] = {
+    aten.bernoulli.p: lambda x, p=0.5: _uniform(x.shape, torch.float32, x.device) < p,
+    aten.geometric.default: lambda x, p: (torch.log1p(-_wide(_uniform, x)) / math.log1p(-p)).ceil().clamp_min(1),
+}
+
+
+def _replaced(values: Callable[..., torch.Tensor], counts: bool, x: torch.Tensor, *args: Any, **options: Any) -> Any:
+    drawable = not x.dtype.is_complex if counts else x.dtype in _REAL
+    return _like(x, values(x, *args, **options)) if drawable else NotImplemented
+
+
+for _table in (_DISTRIBUTIONS, _COUNTS):
+    for _operation, _values in _table.items():
+        _decomposes(_operation)(functools.partial(_replaced, _values, _table is _COUNTS))
+
+
+@_decomposes(aten.normal.float_Tensor)
+def normal_float_tensor(mean: float, std: torch.Tensor) -> Any:
+    return _replaced(lambda x: _wide(_normal, x) * x + mean, False, std)
+
+
+@_decomposes(aten.normal.Tensor_Tensor)
+def normal_tensors(mean: torch.Tensor, std: torch.Tensor) -> Any:
+    if mean.dtype not in _REAL:
         return NotImplemented
-    return _like(x, _uniform(x.shape, torch.float32, x.device) < x)
+    shape = torch.broadcast_shapes(mean.shape, std.shape)
+    return (_wide(_normal, mean, shape) * std + mean).to(mean.dtype)
 
 
-@_decomposes(aten.bernoulli.p)
-def bernoulli_p(x: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
-    if generator is not None or x.dtype.is_complex:
-        return NotImplemented
-    return _like(x, _uniform(x.shape, torch.float32, x.device) < p)
-
-
-def _made(draw: Draw, size: Sequence[Any], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Any:
+def _made(
+    draw: Draw,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
     dtype = dtype or torch.get_default_dtype()
-    if not _real(dtype) or layout not in (None, torch.strided) or pin_memory:
+    if dtype not in _REAL or layout not in (None, torch.strided) or pin_memory:
         return NotImplemented
     return draw(size, dtype, torch.device(device or torch.get_default_device()))
 
 
-@_decomposes(aten.rand.default)
-def rand(
-    size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+def _made_like(
+    draw: Draw,
+    x: torch.Tensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
 ) -> Any:
-    return _made(_uniform, size, dtype, layout, device, pin_memory)
-
-
-@_decomposes(aten.randn.default)
-def randn(
-    size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-) -> Any:
-    return _made(_normal, size, dtype, layout, device, pin_memory)
-
-
-def _made_like(draw: Draw, x: torch.Tensor, dtype: Any, layout: Any, device: Any, memory_format: Any) -> Any:
     dtype = dtype or x.dtype
     same_place = device is None or torch.device(device) == x.device
-    if not _real(dtype) or layout not in (None, torch.strided) or not same_place:
+    if dtype not in _REAL or layout not in (None, torch.strided) or not same_place:
         return NotImplemented
-    drawn = draw(x.shape, dtype, x.device)
-    return aten.copy(torch.empty_like(x, dtype=dtype, memory_format=memory_format or torch.preserve_format), drawn)
+    return _like(x, draw(x.shape, dtype, x.device), dtype, memory_format)
 
 
-@_decomposes(aten.rand_like.default)
-def rand_like(
-    x: torch.Tensor,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
-) -> Any:
-    return _made_like(_uniform, x, dtype, layout, device, memory_format)
-
-
-@_decomposes(aten.randn_like.default)
-def randn_like(
-    x: torch.Tensor,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
-) -> Any:
-    return _made_like(_normal, x, dtype, layout, device, memory_format)
-
-
-@_decomposes(aten.uniform.default)
-def uniform(x: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(x.dtype):
-        return NotImplemented
-    return _like(x, _uniform(x.shape, x.dtype, x.device) * (high - low) + low)
-
-
-@_decomposes(aten.normal_functional.default)
-def normal_functional(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(x.dtype):
-        return NotImplemented
-    return _like(x, _normal(x.shape, _wide(x.dtype), x.device) * std + mean)
-
-
-@_decomposes(aten.normal.Tensor_Tensor)
-def normal_tensors(mean: torch.Tensor, std: torch.Tensor, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(mean.dtype):
-        return NotImplemented
-    shape = torch.broadcast_shapes(mean.shape, std.shape)
-    return (_normal(shape, _wide(mean.dtype), mean.device) * std + mean).to(mean.dtype)
-
-
-@_decomposes(aten.exponential.default)
-def exponential(x: torch.Tensor, rate: float = 1.0, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(x.dtype):
-        return NotImplemented
-    drawn = _uniform(x.shape, _wide(x.dtype), x.device)
-    return _like(x, -torch.log1p(-drawn) / rate)
+for _draw, _of_size, _of_tensor in (
+    (_uniform, aten.rand.default, aten.rand_like.default),
+    (_normal, aten.randn.default, aten.randn_like.default),
+):
+    _decomposes(_of_size)(functools.partial(_made, _draw))
+    _decomposes(_of_tensor)(functools.partial(_made_like, _draw))
 
 
 @_decomposes(aten.normal.float_float)
-def normal_floats(
-    mean: float,
-    std: float,
-    size: Sequence[Any],
-    *,
-    generator: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
-    if generator is not None:
-        return NotImplemented
-    drawn = randn(size, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
+def normal_floats(mean: float, std: float, size: Sequence[Any], **options: Any) -> Any:
+    drawn = _made(_normal, size, **options)
     return drawn if drawn is NotImplemented else drawn * std + mean
-
-
-@_decomposes(aten.normal.Tensor_float)
-def normal_tensor_float(mean: torch.Tensor, std: float = 1.0, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(mean.dtype):
-        return NotImplemented
-    return _like(mean, _normal(mean.shape, _wide(mean.dtype), mean.device) * std + mean)
-
-
-@_decomposes(aten.normal.float_Tensor)
-def normal_float_tensor(mean: float, std: torch.Tensor, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(std.dtype):
-        return NotImplemented
-    return _like(std, _normal(std.shape, _wide(std.dtype), std.device) * std + mean)
-
-
-@_decomposes(aten.log_normal.default)
-def log_normal(x: torch.Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(x.dtype):
-        return NotImplemented
-    return _like(x, (_normal(x.shape, _wide(x.dtype), x.device) * std + mean).exp())
-
-
-@_decomposes(aten.cauchy.default)
-def cauchy(x: torch.Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
-    if generator is not None or not _real(x.dtype):
-        return NotImplemented
-    drawn = _uniform(x.shape, _wide(x.dtype), x.device)
-    return _like(x, torch.tan((drawn - 0.5) * math.pi) * sigma + median)
-
-
-@_decomposes(aten.geometric.default)
-def geometric(x: torch.Tensor, p: float, *, generator: Any = None) -> Any:
-    if generator is not None or x.dtype.is_complex:
-        return NotImplemented
-    drawn = _uniform(x.shape, _wide(x.dtype), x.device)
-    return _like(x, (torch.log1p(-drawn) / math.log1p(-p)).ceil().clamp_min(1))

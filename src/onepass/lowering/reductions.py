@@ -7,8 +7,9 @@ definition of its own, so that fusion decides where it runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,40 +73,37 @@ def reduce(monoid: str, value: Expr, at: Frame) -> Expr:
     return Part(Reduce(monoid, (value,), at.over), 0)
 
 
-def _input(ctx: Context, x: Ref, at: Frame, dtype: DType, *, exact: bool = False) -> Expr:
+def _input(ctx: Context, x: Ref, at: Frame, dtype: DType) -> Expr:
     """The element being reduced, converted as eager converts it and ready to accumulate."""
     value = x.at(at.point)
     if x.dtype is not dtype and not (x.dtype.is_half and dtype is DType.F32):
         value = ctx.convert(value, dtype, exact=True)
-    return ctx.computing(value, dtype, exact=exact)
+    return ctx.computing(value, dtype)
 
 
-def _simple(ctx: Context, monoid: str, x: Ref, dims: Dims, keepdim: bool, *, exact: bool = False) -> Ref:
-    at = frame(x, dims, keepdim)
-    return ctx.define(reduce(monoid, _input(ctx, x, at, ctx.out.dtype, exact=exact), at))
+# The monoid of each operation: on numbers, and on bool.
+_MONOIDS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("sum", "any", (aten.sum.default, aten.sum.dim_IntList, prims.sum.default)),
+    ("prod", "all", (aten.prod.default, aten.prod.dim_int)),
+    ("max", "any", (aten.max.default, aten.amax.default, prims.amax.default)),
+    ("min", "all", (aten.min.default, aten.amin.default, prims.amin.default)),
+)
 
 
-@lowers(aten.sum.dim_IntList, prims.sum.default)
-def sum_dims(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any) -> Ref:
-    return _simple(ctx, "any" if ctx.out.dtype is DType.BOOL else "sum", x, dims, keepdim)
+def _plain(on_numbers: str, on_bool: str) -> Callable[..., Ref]:
+    def rule(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any) -> Ref:
+        at = frame(x, dims, keepdim)
+        monoid = on_bool if ctx.out.dtype is DType.BOOL else on_numbers
+        return ctx.define(reduce(monoid, _input(ctx, x, at, ctx.out.dtype), at))
+
+    return rule
 
 
-@lowers(aten.sum.default)
-def sum_all(ctx: Context, x: Ref, **options: Any) -> Ref:
-    return sum_dims(ctx, x)
+for _on_numbers, _on_bool, _targets in _MONOIDS:
+    lowers(*_targets)(_plain(_on_numbers, _on_bool))
 
 
-@lowers(aten.prod.default)
-def prod_all(ctx: Context, x: Ref, **options: Any) -> Ref:
-    return _simple(ctx, "all" if ctx.out.dtype is DType.BOOL else "prod", x, None, False)
-
-
-@lowers(aten.prod.dim_int)
-def prod_dim(ctx: Context, x: Ref, dim: int, keepdim: bool = False, **options: Any) -> Ref:
-    return _simple(ctx, "all" if ctx.out.dtype is DType.BOOL else "prod", x, dim, keepdim)
-
-
-@lowers(aten.mean.dim)
+@lowers(aten.mean.default, aten.mean.dim)
 def mean(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any) -> Ref:
     at = frame(x, dims, keepdim)
     compute = ctx.out.dtype.compute
@@ -117,42 +115,7 @@ def mean(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **optio
     return result
 
 
-@lowers(aten.mean.default)
-def mean_all(ctx: Context, x: Ref, **options: Any) -> Ref:
-    return mean(ctx, x)
-
-
-@lowers(aten.amax.default, prims.amax.default)
-def amax(ctx: Context, x: Ref, dims: Dims = (), keepdim: bool = False, **options: Any) -> Ref:
-    return _simple(ctx, "any" if x.dtype is DType.BOOL else "max", x, dims, keepdim)
-
-
-@lowers(aten.amin.default, prims.amin.default)
-def amin(ctx: Context, x: Ref, dims: Dims = (), keepdim: bool = False, **options: Any) -> Ref:
-    return _simple(ctx, "all" if x.dtype is DType.BOOL else "min", x, dims, keepdim)
-
-
-@lowers(aten.max.default)
-def max_all(ctx: Context, x: Ref) -> Ref:
-    return amax(ctx, x)
-
-
-@lowers(aten.min.default)
-def min_all(ctx: Context, x: Ref) -> Ref:
-    return amin(ctx, x)
-
-
-@lowers(aten.any.default, aten.any.dim, aten.any.dims)
-def any_(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False) -> Ref:
-    return _truth(ctx, "any", x, dims, keepdim)
-
-
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def all_(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False) -> Ref:
-    return _truth(ctx, "all", x, dims, keepdim)
-
-
-def _truth(ctx: Context, monoid: str, x: Ref, dims: Dims, keepdim: bool) -> Ref:
+def _truth(monoid: str, ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False) -> Ref:
     at = frame(x, dims, keepdim)
     value = x.at(at.point)
     if x.dtype is not DType.BOOL:
@@ -164,55 +127,50 @@ def _truth(ctx: Context, monoid: str, x: Ref, dims: Dims, keepdim: bool) -> Ref:
     return ctx.define(found.aligned(at.shape))
 
 
+lowers(aten.any.default, aten.any.dim, aten.any.dims)(partial(_truth, "any"))
+lowers(aten.all.default, aten.all.dim, aten.all.dims)(partial(_truth, "all"))
+
+
 # value and index
 
 
-def _extreme(ctx: Context, monoid: str, x: Ref, dim: int | None, keepdim: bool) -> tuple[Frame, Expr, Expr]:
-    at = frame(x, None if dim is None else [dim], keepdim)
+def _extreme(monoid: str, ctx: Context, x: Ref, dim: int | None = None, keepdim: bool = False) -> tuple[Expr, Expr]:
+    """The extreme value over a dimension (all of them where there is none), and its position."""
+    at = frame(x, dim, keepdim)
     value = ctx.computing(x.at(at.point), x.dtype, exact=True)
     if value.dtype is DType.BOOL:
         value = pointwise("cast", value, dtype=DType.U8)
     if not at.over:
-        return at, value, literal(0, DType.I64)
+        return value, literal(0, DType.I64)
     state = Reduce(monoid, (value, Index(at.position)), at.over)
-    return at, Part(state, 0), Part(state, 1)
+    return Part(state, 0), Part(state, 1)
 
 
-@lowers(aten.argmax.default)
-def argmax(ctx: Context, x: Ref, dim: int | None = None, keepdim: bool = False) -> Ref:
-    return ctx.define(_extreme(ctx, "argmax", x, dim, keepdim)[2])
+def _index(monoid: str, ctx: Context, *args: Any) -> Ref:
+    return ctx.define(_extreme(monoid, ctx, *args)[1])
 
 
-@lowers(aten.argmin.default)
-def argmin(ctx: Context, x: Ref, dim: int | None = None, keepdim: bool = False) -> Ref:
-    return ctx.define(_extreme(ctx, "argmin", x, dim, keepdim)[2])
-
-
-@lowers(aten.max.dim)
-def max_dim(ctx: Context, x: Ref, dim: int, keepdim: bool = False) -> tuple[Ref, Ref]:
-    return _value_and_index(ctx, "argmax", x, dim, keepdim)
-
-
-@lowers(aten.min.dim)
-def min_dim(ctx: Context, x: Ref, dim: int, keepdim: bool = False) -> tuple[Ref, Ref]:
-    return _value_and_index(ctx, "argmin", x, dim, keepdim)
-
-
-def _value_and_index(ctx: Context, monoid: str, x: Ref, dim: int, keepdim: bool) -> tuple[Ref, Ref]:
-    _, value, index = _extreme(ctx, monoid, x, dim, keepdim)
+def _value_and_index(monoid: str, ctx: Context, *args: Any) -> tuple[Ref, Ref]:
+    value, index = _extreme(monoid, ctx, *args)
     return ctx.define(value, ctx.outs[0]), ctx.define(index, ctx.outs[1])
+
+
+for _monoid, _alone, _with_value in (
+    ("argmax", aten.argmax.default, aten.max.dim),
+    ("argmin", aten.argmin.default, aten.min.dim),
+):
+    lowers(_alone)(partial(_index, _monoid))
+    lowers(_with_value)(partial(_value_and_index, _monoid))
 
 
 # variance
 
 
-def _variance(
-    ctx: Context, x: Ref, dims: Dims, correction: float | int | None, keepdim: bool, dtype: DType
-) -> tuple[Frame, Expr, Expr]:
-    """(frame, variance, mean) by Welford's method, each as a value over the frame's shape."""
+def _variance(ctx: Context, x: Ref, dims: Dims, correction: float | int | None, keepdim: bool) -> tuple[Expr, Expr]:
+    """Variance and mean by Welford's method, each as a value over the result's shape."""
     at = frame(x, dims, keepdim)
-    compute = dtype.compute
-    value = _input(ctx, x, at, dtype)
+    compute = ctx.out.dtype.compute
+    value = _input(ctx, x, at, ctx.out.dtype)
     mean_value: Expr
     squares: Expr
     if at.over:
@@ -221,14 +179,13 @@ def _variance(
         state = Reduce("welford", (pointwise("cast", value, dtype=wide),), at.over)
         mean_value, squares = (pointwise("cast", Part(state, k), dtype=compute) for k in (0, 1))
     else:
-        deviation = pointwise("sub", value, value)  # 0, or NaN of a value that is not finite
-        mean_value, squares = value, deviation
+        mean_value, squares = value, pointwise("sub", value, value)  # 0, or NaN of a value that is not finite
     total = ctx.define_internal(squares, at.shape, compute).aligned(at.shape)
     average = ctx.define_internal(mean_value, at.shape, compute).aligned(at.shape)
     if not nonnegative(at.count - 1):  # the mean of nothing is NaN
         some = pointwise("gt", Index(at.count), Index(Poly.ZERO))
         average = pointwise("where", some, average, literal(math.nan, compute))
-    return at, pointwise("div", total, _degrees(ctx, at.count, correction, compute)), average
+    return pointwise("div", total, _degrees(ctx, at.count, correction, compute)), average
 
 
 def _degrees(ctx: Context, count: Poly, correction: float | int | None, dtype: DType) -> Expr:
@@ -241,30 +198,18 @@ def _degrees(ctx: Context, count: Poly, correction: float | int | None, dtype: D
     return pointwise("maximum", left, literal(0, dtype))
 
 
-@lowers(aten.var.correction)
-def var(ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Ref:
-    return ctx.define(_variance(ctx, x, dims, correction, keepdim, ctx.out.dtype)[1])
+def _spread(
+    root: bool, ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Ref | tuple[Ref, ...]:
+    """The variance or its root, and the mean where the operation gives that too."""
+    variance, average = _variance(ctx, x, dims, correction, keepdim)
+    values = (pointwise("sqrt", variance) if root else variance, average)
+    found = tuple(ctx.define(value, meta) for value, meta in zip(values, ctx.outs, strict=False))
+    return found if len(found) > 1 else found[0]
 
 
-@lowers(aten.std.correction)
-def std(ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Ref:
-    return ctx.define(pointwise("sqrt", _variance(ctx, x, dims, correction, keepdim, ctx.out.dtype)[1]))
-
-
-@lowers(aten.var_mean.correction)
-def var_mean(
-    ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Ref, Ref]:
-    _, variance, average = _variance(ctx, x, dims, correction, keepdim, ctx.out.dtype)
-    return ctx.define(variance, ctx.outs[0]), ctx.define(average, ctx.outs[1])
-
-
-@lowers(aten.std_mean.correction)
-def std_mean(
-    ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Ref, Ref]:
-    _, variance, average = _variance(ctx, x, dims, correction, keepdim, ctx.out.dtype)
-    return ctx.define(pointwise("sqrt", variance), ctx.outs[0]), ctx.define(average, ctx.outs[1])
+lowers(aten.var.correction, aten.var_mean.correction)(partial(_spread, False))
+lowers(aten.std.correction, aten.std_mean.correction)(partial(_spread, True))
 
 
 # norms

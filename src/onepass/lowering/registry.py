@@ -21,13 +21,13 @@ class Unsupported(Exception):
     """An operation cannot become a kernel; the message says why."""
 
 
-def lowers(*targets: object) -> Callable[[R], R]:
+def lowers(*targets: object, table: dict[object, Rule] = RULES) -> Callable[[R], R]:
     """Register a rule for FX targets."""
 
     def register(rule: R) -> R:
         for target in targets:
-            assert target not in RULES, f"two rules for {target}"
-            RULES[target] = rule
+            assert target not in table, f"two rules for {target}"
+            table[target] = rule
         return rule
 
     return register

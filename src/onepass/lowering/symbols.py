@@ -6,6 +6,7 @@ no polynomial form, or that depends on data, raises `Unsupported`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,20 +15,9 @@ import torch
 
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, const, pointwise
-from ..ir.poly import Poly, Symbol, nonnegative
+from ..ir.poly import Poly, Symbol, nonnegative, product
 from .registry import Unsupported
-from .torch_private import (
-    CleanDiv,
-    FloatTrueDiv,
-    FloorDiv,
-    IntTrueDiv,
-    Max,
-    Mod,
-    PythonMod,
-    ToFloat,
-    free_unbacked_symbols,
-    symbol_hint,
-)
+from .torch_private import free_unbacked_symbols, functions, symbol_hint
 
 # Stands for an integer argument of which nothing is known.
 _NO_LOWER_BOUND = -(2**62)
@@ -91,25 +81,16 @@ class Sizes:
             return self.symbols[expression].poly()
         arguments = expression.args
         if isinstance(expression, sympy.Add):
-            total = Poly.ZERO
-            for term in arguments:
-                total = total + self._convert(term)
-            return total
+            return sum(map(self._convert, arguments), Poly.ZERO)
         if isinstance(expression, sympy.Mul):
-            product = Poly.ONE
-            for factor in arguments:
-                product = product * self._convert(factor)
-            return product
+            return product(map(self._convert, arguments))
         if isinstance(expression, sympy.Pow) and arguments[1].is_Integer and arguments[1] > 0:
-            product = Poly.ONE
-            for _ in range(int(arguments[1])):
-                product = product * self._convert(arguments[0])
-            return product
-        if isinstance(expression, FloorDiv | CleanDiv | Mod | PythonMod):
+            return product([self._convert(arguments[0])] * int(arguments[1]))
+        if isinstance(expression, functions.FloorDiv | functions.Mod | functions.PythonMod):
             numerator, denominator = (self._convert(a) for a in arguments)
             if not nonnegative(denominator):  # torch would have failed on 0
                 raise Unsupported(f"the divisor of the size {expression} may be negative")
-            return numerator // denominator if isinstance(expression, FloorDiv) else numerator % denominator
+            return numerator // denominator if isinstance(expression, functions.FloorDiv) else numerator % denominator
         raise Unsupported(f"the size {expression} is not a polynomial")
 
     def _float(self, expression: sympy.Expr) -> Expr:
@@ -118,21 +99,18 @@ class Sizes:
         if expression.is_integer:
             return pointwise("cast", Index(self._convert(expression)), dtype=DType.F64)
         operands = expression.args
-        if isinstance(expression, ToFloat):
+        if isinstance(expression, functions.ToFloat):
             return pointwise("cast", Index(self._convert(operands[0])), dtype=DType.F64)
-        if isinstance(expression, IntTrueDiv | FloatTrueDiv):
+        if isinstance(expression, functions.IntTrueDiv | functions.FloatTrueDiv):
             return pointwise("div", self._float(operands[0]), self._float(operands[1]))
         if isinstance(expression, sympy.Add | sympy.Mul):
             op = "add" if isinstance(expression, sympy.Add) else "mul"
-            result = self._float(operands[0])
-            for operand in operands[1:]:
-                result = pointwise(op, result, self._float(operand))
-            return result
+            return functools.reduce(lambda left, right: pointwise(op, left, right), map(self._float, operands))
         raise Unsupported(f"the number {expression} has no kernel form")
 
 
 def _is_at_least_one(expression: sympy.Expr) -> bool:
-    return isinstance(expression, Max) and len(expression.args) == 2 and sympy.Integer(1) in expression.args
+    return isinstance(expression, functions.Max) and len(expression.args) == 2 and sympy.Integer(1) in expression.args
 
 
 def _other_than_one(expression: sympy.Expr) -> sympy.Expr:

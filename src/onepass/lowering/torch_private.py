@@ -9,53 +9,35 @@ from typing import Any
 
 import torch
 import torch._inductor.inductor_prims  # registers prims.fma
-
-try:  # the same without operations AOTAutograd takes apart by itself: 5 ms instead of 180 to collect
-    from torch._decomp import _core_aten_decompositions_post_autograd as core_aten_decompositions
-except ImportError:
-    from torch._decomp import core_aten_decompositions
-from torch._decomp import decomposition_table as every_decomposition
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._prims_common import elementwise_dtypes, suggest_memory_format, type_to_dtype
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch import _decomp
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as disable_proxy_modes_tracing
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols as free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.functions import CleanDiv, FloatTrueDiv, FloorDiv, IntTrueDiv, Max, Mod, PythonMod, ToFloat
+from torch.utils._sympy import functions as functions
 
-__all__ = [
-    "CleanDiv",
-    "FakeTensor",
-    "FloatTrueDiv",
-    "FloorDiv",
-    "HigherOrderOperator",
-    "IntTrueDiv",
-    "Max",
-    "Mod",
-    "OpOverload",
-    "PythonMod",
-    "StorageWeakRef",
-    "ToFloat",
-    "core_aten_decompositions",
-    "disable_proxy_modes_tracing",
-    "elementwise_dtypes",
-    "every_decomposition",
-    "folded_value",
-    "free_unbacked_symbols",
-    "make_fx",
-    "multiply_add_ops",
-    "storage_key",
-    "suggest_memory_format",
-    "symbol_hint",
-    "type_to_dtype",
-]
+MATH_ATTENTION = 0  # of torch's ways to compute attention
+every_decomposition = _decomp.decomposition_table
+try:  # the same without operations AOTAutograd takes apart by itself: 5 ms instead of 180 to collect
+    core_aten_decompositions = _decomp._core_aten_decompositions_post_autograd
+except AttributeError:
+    core_aten_decompositions = _decomp.core_aten_decompositions
 
 
 def multiply_add_ops() -> tuple[OpOverload, ...]:
     """prims.fma, which newer dynamo writes in place of addcmul; none where torch has no such operation."""
     packet = getattr(torch.ops.prims, "fma", None)
     return () if packet is None else (packet.default,)
+
+
+def call_general(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The operation by its implementation for every device, which calls other operations."""
+    return op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
 def storage_key(tensor: torch.Tensor) -> object:
@@ -82,3 +64,13 @@ def folded_value(constant: torch.Tensor) -> float | int | bool | complex | None:
     with _disable_current_modes():
         value: float | int | bool | complex = constant.item()
     return value
+
+
+def library_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether torch would give masked attention to a kernel of the library; else it multiplies float32 matrices."""
+    try:
+        grouped = query.shape[-3] != key.shape[-3]
+        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, False, enable_gqa=grouped)
+    except (AttributeError, RuntimeError, TypeError):  # a torch that does not say
+        return True
+    return int(choice) != MATH_ATTENTION

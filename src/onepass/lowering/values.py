@@ -74,7 +74,7 @@ class Ref:
         return Ref(self.buffer, tuple(shape), self.index_at(point))
 
     def index_at(self, point: Sequence[Poly]) -> Shape:
-        """The buffer's index of this ref's element `point`."""
+        """The buffer's index of this ref's element `point`; positions along dimensions of size 1 do not count."""
         mapping: dict[Atom, Poly] = {}
         for number, (extent, at) in enumerate(zip(self.shape, point, strict=True)):
             if extent is not Poly.ONE:
@@ -118,7 +118,7 @@ def split_linear(linear: Poly, shape: Sequence[Poly]) -> list[Poly]:
         linear = linear // extent
     if shape:
         point.append(linear)
-    return [Poly.ZERO if e is Poly.ONE else p for e, p in zip(shape, reversed(point), strict=True)]
+    return point[::-1]
 
 
 def linear_position(point: Sequence[Poly], shape: Sequence[Poly]) -> Poly:

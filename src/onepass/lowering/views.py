@@ -15,7 +15,7 @@ from ..ir.poly import Poly, nonnegative
 from ..ir.program import contiguous_strides
 from .context import Context
 from .registry import Unsupported, lowers
-from .values import Ref, axis, own_point, reshape_point, split_linear
+from .values import Ref, own_point, reshape_point, split_linear
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -50,18 +50,13 @@ def alias(ctx: Context, x: Ref) -> Ref:
     return x
 
 
-@lowers(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default)
-def view(ctx: Context, x: Ref, size: Any) -> Ref:
-    shape = ctx.out.shape
-    return x if shape == x.shape else x.view(shape, reshape_point(x.shape, shape))
-
-
-@lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
-def unsqueeze(ctx: Context, x: Ref, dim: int) -> Ref:
-    return view(ctx, x, None)
-
-
 @lowers(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.view_copy.default,
+    aten.unsqueeze.default,
+    aten.unsqueeze_copy.default,
     aten.squeeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,
@@ -69,8 +64,9 @@ def unsqueeze(ctx: Context, x: Ref, dim: int) -> Ref:
     aten.squeeze_copy.dim,
     aten.squeeze_copy.dims,
 )
-def squeeze(ctx: Context, x: Ref, dims: Any = None) -> Ref:
-    return view(ctx, x, None)
+def view(ctx: Context, x: Ref, *where: Any) -> Ref:
+    shape = ctx.out.shape
+    return x if shape == x.shape else x.view(shape, reshape_point(x.shape, shape))
 
 
 @lowers(aten.permute.default, aten.permute_copy.default)
@@ -99,9 +95,7 @@ def t(ctx: Context, x: Ref) -> Ref:
 @lowers(aten.expand.default, aten.expand_copy.default)
 def expand(ctx: Context, x: Ref, size: Any, implicit: bool = False) -> Ref:
     shape = ctx.out.shape
-    missing = len(shape) - x.ndim
-    point = [Poly.ZERO if e is Poly.ONE else axis(k + missing, shape[k + missing]) for k, e in enumerate(x.shape)]
-    return x.view(shape, point)
+    return x.view(shape, own_point(shape)[len(shape) - x.ndim :])
 
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)

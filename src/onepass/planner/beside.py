@@ -6,26 +6,30 @@ already regions with their own epilogues take part as they are. Predicted time d
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..analysis.contraction import Contraction
+from ..analysis.contractions import contractions
 from ..analysis.inline import reductions
 from ..analysis.nest import Refusal
 from ..analysis.operands import operands, uncast
 from ..analysis.single_row import vector_and_matrix
 from ..ir.expr import Expr, Load
 from ..ir.limits import FOLLOWERS
-from ..ir.plan import Decision
+from ..ir.plan import Decision, Group, Store
 from ..ir.program import Define, Extern
 from ..ir.target import Target
+from ..ir.time import total_us
+from .answers import Answer
 from .close_calls import Times
 from .links import Links
-from .regions import Effort, Region, tiles_of
+from .plan import Chosen
+from .regions import Region
 
 MOST_BESIDE = 8
+T = TypeVar("T")
 
 
 class Prices(Protocol):
@@ -37,12 +41,23 @@ class Prices(Protocol):
     regions: list[Region]
     decisions: list[Decision]
     links: Links
+    order: dict[Define, int]
+
+    def ask(
+        self,
+        about: Hashable,
+        members: tuple[Define, ...],
+        again: tuple[Define, ...],
+        answer: Callable[[list[Store]], T],
+    ) -> Answer[T]: ...
 
     def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal: ...
 
     def given_up(self, members: Iterable[Define]) -> int: ...
 
-    def effort(self, c: Contraction, others: int = 0) -> Effort: ...
+    def kernel(
+        self, found: Sequence[Contraction], members: tuple[Define, ...], again: tuple[Define, ...], limit_us: float
+    ) -> Chosen: ...
 
     def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float: ...
 
@@ -54,7 +69,6 @@ class _Side:
     """A region that may share a launch, as it is planned so far."""
 
     region: Region
-    contraction: Contraction
     time_us: float
 
 
@@ -119,28 +133,24 @@ def _side(region: Region, prices: Prices) -> _Side | Refusal:
     if isinstance(c, Refusal):
         return c
     kernel = region in prices.regions
-    time_us = prices.effort(c).time_us(prices.target) if kernel else prices.apart(region.members, region.again)
-    launch_us = prices.target.launch_us
-    return _Side(region, c, launch_us + (time_us - launch_us) * _rounds(tiles_of(c), prices.target))
-
-
-def _rounds(tiles: int, target: Target) -> float:
-    """How much longer tiles take than processors that are busy to the end."""
-    rounds = tiles / target.processors
-    return math.ceil(rounds) / rounds if rounds > 1 else 1.0
+    return _Side(region, region.predicted_us if kernel else prices.apart(region.members, region.again))
 
 
 def _decide(sides: list[_Side], prices: Prices) -> None:
     """One launch of all sides, if it is predicted to be faster."""
-    tiles = sum(tiles_of(s.contraction) for s in sides)
-    efforts = [prices.effort(s.contraction, tiles - tiles_of(s.contraction)) for s in sides]
-    unit = sum(e.unit_us for e in efforts) * _rounds(tiles, prices.target)
-    whole = Effort(unit, sum(e.moved for e in efforts), sum(e.operations for e in efforts))
-    together, apart = whole.time_us(prices.target), sum(s.time_us for s in sides)
+    regions = [s.region for s in sides]
+    members = tuple(sorted((d for r in regions for d in r.members), key=prices.order.__getitem__))
+    again = tuple(dict.fromkeys(d for r in regions for d in r.again))
+    apart = sum(s.time_us for s in sides)
+    found = prices.ask("beside", members, again, lambda stores: contractions(Group(tuple(stores), members, True, True)))
+    if isinstance(found.value, Refusal):
+        prices.decisions.append(_decision(regions, False, found.value.reason))
+        return
+    chosen = prices.kernel(found.value, members, again, apart)
+    together = total_us(chosen.times)
     ways = "side by side in one launch", f"in {len(sides)}"
     reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
-    regions = [s.region for s in sides]
-    joined = _joined(regions, together)
+    joined = Region(members, again, beside=True, predicted_us=together, schedule=chosen.schedule)
     kernels = tuple(r for r in regions if r in prices.regions)
     decision = _decision(regions, together < apart, reason, apart - together)
     decision = prices.settle(decision, Times(together, apart, ways=ways), joined, kernels)
@@ -150,12 +160,6 @@ def _decide(sides: list[_Side], prices: Prices) -> None:
         prices.regions.append(joined)
         prices.taken.update(joined.members)
         prices.links.join(joined.members, joined.again)
-
-
-def _joined(regions: list[Region], predicted_us: float) -> Region:
-    members = tuple(d for r in regions for d in r.members)
-    again = tuple(dict.fromkeys(d for r in regions for d in r.again))
-    return Region(members, again, beside=True, predicted_us=predicted_us)
 
 
 def _decision(regions: list[Region], accepted: bool, reason: str, saved_us: float = 0.0) -> Decision:

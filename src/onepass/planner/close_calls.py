@@ -17,6 +17,7 @@ from .regions import Regions
 # Predicted times that differ by less than this factor are a close call. On one H200 the predicted winner was seen to
 # take 1.1 to 2.2 times as long as the other way; a question costs a second of building, so the range ends before that.
 CLOSE = 1.75
+AROUND = "by the library and kernels around it"
 MOST_LOST = 2  # regions around one product that are measured in vain; the others are not asked for
 
 
@@ -40,7 +41,7 @@ class Times:
     together_us: float
     apart_us: float
     spared_us: float = 0.0
-    ways: tuple[str, str] = ("in one kernel", "by the library and kernels around it")
+    ways: tuple[str, str] = ("in one kernel", AROUND)
 
     @property
     def are_close(self) -> bool:

@@ -13,26 +13,24 @@ from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate, numel, storage_bytes
 from ..analysis.inline import loaded, reductions
-from ..analysis.nest import Refusal, opened
-from ..analysis.operands import operands
-from ..analysis.passes import passes
-from ..analysis.row_rates import product_time
-from ..analysis.rows import RowContraction, contract_rows
+from ..analysis.library_price import product_us
+from ..analysis.nest import Refusal
+from ..analysis.rows import arrange
 from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
 from ..ir.limits import FOLLOWERS
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
-from ..ir.plan import Decision, Store
+from ..ir.plan import Decision
 from ..ir.program import Buffer, Define, Extern
-from ..ir.target import Target
+from ..ir.time import total_us
 from .close_calls import Times
 from .cost import predict_us
+from .plan import Chosen
 from .regions import Region
 
 if TYPE_CHECKING:
     from .contractions import Chooser
 
-SWEPT_MEMORY = 0.85  # of the bandwidth, where a pipeline starts again for every tile of columns
 MOST_MEMBERS, MOST_SEEN = 48, 256
 
 
@@ -48,9 +46,8 @@ def try_rows(chooser: Chooser, extern: Extern) -> None:
 
 def row_time(chooser: Chooser, product: Define) -> float:
     """The least predicted time of one kernel that reduces a product's rows; without end where there is none."""
-    rate = chooser.rate([product.value])
-    found = [_priced(chooser, members, again, rate) for members, again in _choices(chooser, product)]
-    return min((p[0] for p in found if not isinstance(p, Refusal)), default=math.inf)
+    found = [_kernel(chooser, members, again) for members, again in _choices(chooser, product)]
+    return min((total_us(k.times) for k in found if not isinstance(k, Refusal)), default=math.inf)
 
 
 # --- the region ---
@@ -159,50 +156,32 @@ def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[tuple[Define, 
                 yield members, again
 
 
-def _priced(
-    chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], rate: float
-) -> tuple[float, str] | Refusal:
-    """Predicted time of one kernel, and what it is made of; or why there is none."""
-
-    def price(stores: list[Store]) -> tuple[float, str] | Refusal:
-        found = contract_rows(stores)
-        return found if isinstance(found, Refusal) else _together(found, rate, chooser.target)
-
-    return chooser.ask(("rows", rate), members, again, price).value
+def _kernel(
+    chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], apart: float = math.inf
+) -> Chosen | Refusal:
+    """How one kernel runs, or why there is none, or none that beats the time without it."""
+    c = chooser.ask("arranged", members, again, arrange).value
+    if isinstance(c, Refusal):
+        return c
+    if (bound := chooser.bound(c)) >= apart:
+        return Refusal(f"at least {bound:.1f} us in one kernel, predicted {apart:.1f} us by the library and one more")
+    return chooser.kernel([c], members, again, apart)
 
 
 def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], product: Define) -> bool:
-    rate, last = chooser.rate([product.value]), members[-1].origin.node
-    found = _priced(chooser, members, again, rate)
-    if isinstance(found, Refusal):
-        chooser.decisions.append(Decision(product.origin.node, last, "rows", False, found.reason))
+    last, apart = members[-1].origin.node, sum(library_and_one(chooser, members))
+    chosen = _kernel(chooser, members, again, apart)
+    if isinstance(chosen, Refusal):
+        chooser.decisions.append(Decision(product.origin.node, last, "rows", False, chosen.reason))
         return False
-    (together, why), apart = found, _apart(chooser, members, rate)
-    reason = f"predicted {together:.1f} us in one kernel ({why}), {apart:.1f} us by the library and one more"
+    together = total_us(chosen.times)
+    reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and one more"
     decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
-    region = Region(members, again, predicted_us=together)
+    region = Region(members, again, predicted_us=together, schedule=chosen.schedule)
     return chooser.answer(region, chooser.settle(decision, Times(together, apart), region))
 
 
 # --- its time ---
-
-
-def _together(c: RowContraction, rate: float, target: Target) -> tuple[float, str]:
-    """Predicted time of one kernel, and what it is made of."""
-    values = opened(c.nest)
-    found = {r for r in reductions(values) if operands(r) is not None}
-    units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
-    times = 1 if c.held else len(passes(c))  # sweeps that multiply again
-    products = product_time(c, rate, target)
-    work = times * scalar_work(e for e in postorder(values) if e not in units and e not in found)
-    reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
-    moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
-    memory = moved / (1.0 if c.held else SWEPT_MEMORY)
-    unit, rest = times * products.time_us, predict_us(int(memory), work, products.launches, target)
-    total = max(unit, rest) + 0.1 * min(unit, rest)
-    swept = f", {times} times over" if times > 1 else ""
-    why = f"products {unit:.1f} us at {100 * products.share:.0f} % of the library's rate{swept}, the rest {rest:.1f} us"
-    return total, why
 
 
 def scalar_work(nodes: Iterable[Expr]) -> float:
@@ -216,22 +195,12 @@ def scalar_work(nodes: Iterable[Expr]) -> float:
     return total
 
 
-def _apart(chooser: Chooser, members: tuple[Define, ...], rate: float) -> float:
-    """Predicted time without a kernel of its own."""
-    return sum(library_and_one(chooser, members, rate))
-
-
-def library_and_one(chooser: Chooser, members: tuple[Define, ...], rate: float) -> tuple[float, float]:
+def library_and_one(chooser: Chooser, members: tuple[Define, ...]) -> tuple[float, float]:
     """Predicted time of the library's products, and of one kernel for all that follows."""
-    target, total = chooser.target, 0.0
     products = [d for d in members if d.buffer in chooser.product_of]
-    for d in products:
-        multiplied = sum(numel((*r.axes, *r.over)) for r in reductions([d.value])) / rate
-        moved = sum(map(storage_bytes, (d.buffer, *loaded(d.value))))
-        total += target.launch_us + max(multiplied, moved / target.memory_bytes_per_us)
     others = [d for d in members if d not in products]
     made = {d.buffer for d in others}
     reads = dict.fromkeys(b for d in others for b in loaded(d.value) if b not in made)
     written = [d.buffer for d in chooser.stored(members) if d not in products]
-    moved = sum(map(storage_bytes, (*reads, *written)))
-    return total, predict_us(moved, sum(scalar_work(postorder([d.value])) for d in others), 1, target)
+    moved, work = sum(map(storage_bytes, (*reads, *written))), sum(scalar_work(postorder([d.value])) for d in others)
+    return sum(product_us(d, chooser.target) for d in products), predict_us(moved, work, 1, chooser.target)

@@ -7,31 +7,29 @@ result anyway could reduce it in passing: then nothing is gained, and the predic
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import ceil, inf, prod
+from math import inf
 from typing import TYPE_CHECKING
 
-from ..analysis.access import estimate, numel, storage_bytes
+from ..analysis.access import numel, storage_bytes
 from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
-from ..analysis.tile_states import TileContraction, contract_tiles
-from ..ir.expr import Reduce, postorder
+from ..analysis.tile_states import contract_tiles
+from ..ir.expr import postorder
 from ..ir.limits import FOLLOWERS
-from ..ir.monoids import MONOIDS
-from ..ir.plan import Decision, Group, Store
+from ..ir.plan import Decision
 from ..ir.program import Buffer, Define, Extern
+from ..ir.time import total_us
 from .close_calls import Times
 from .contraction_rows import MOST_MEMBERS, Followers, joined, library_and_one, row_time, scalar_work, waits
 from .cost import predict_us
-from .regions import TILE, Region, tiles_of
+from .plan import Chosen
+from .regions import Region
 
 if TYPE_CHECKING:
     from .contractions import Chooser
 
-# Of the rate a product's kernel has without states; with three numbers for each (means and variances); of the time of a
-# kernel that sweeps rows. On one H200 sums and maxima took 0.88 to 1.0 of the time predicted; variances, at the first
-# rate, 1.6 times that.
-STATES, MOMENTS, SURELY = 0.95, 0.5, 0.75
+
+MOMENTS = 1.6  # times the price of kernels whose tiles leave means and variances (seen on one H200)
 
 
 def try_tiles(chooser: Chooser, extern: Extern) -> None:
@@ -85,56 +83,37 @@ def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tupl
 
 
 def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool:
-    again = chooser.again(members)
-
-    def price(stores: list[Store]) -> tuple[float, str] | Refusal:
-        tiles = contract_tiles(stores)
-        return tiles if isinstance(tiles, Refusal) else _together(chooser, tiles)
-
-    found = chooser.ask("tiles", members, again, price).value
-    first, last = product.origin.node, members[-1].origin.node
-    if isinstance(found, Refusal):
-        chooser.decisions.append(Decision(first, last, "tiles", False, found.reason))
-        return False
-    together, why = found
+    again, first, last = chooser.again(members), product.origin.node, members[-1].origin.node
     apart, anyway = _apart(chooser, members, again, product)
-    together += anyway
+    chosen = _kernel(chooser, members, again, apart - anyway)
+    if isinstance(chosen, Refusal):
+        chooser.decisions.append(Decision(first, last, "tiles", False, chosen.reason))
+        return False
+    together = total_us(chosen.times) + anyway
     accepted = together < apart
-    reason = f"predicted {together:.1f} us with states of tiles ({why}), {apart:.1f} us by the library and one more"
-    if accepted and together > SURELY * (swept := row_time(chooser, product)) and swept < apart:
+    reason = f"predicted {together:.1f} us with states of tiles, {apart:.1f} us by the library and one more"
+    if accepted and (swept := row_time(chooser, product)) < together:
         chooser.decisions.append(Decision(first, last, "tiles", False, f"{reason}, {swept:.1f} us in one kernel"))
         return False
     decision = Decision(first, last, "tiles", accepted, reason, apart - together)
-    region = Region(members, again, tiled=True, predicted_us=together)
+    region = Region(members, again, tiled=True, predicted_us=together, schedule=chosen.schedule)
     if not anyway:
         decision = chooser.settle(decision, Times(together, apart), region)
     return chooser.answer(region, decision)
 
 
-def _together(chooser: Chooser, c: TileContraction) -> tuple[float, str]:
-    """Predicted time of both kernels, and what it is made of. A tile is folded before the next one is multiplied."""
-    target, effort = chooser.target, chooser.effort(c)
-    stored = chooser.effort(replace(c, nest=replace(c.nest, stores=c.leaving))).operations if c.leaving else 0.0
-    size = numel((*c.grid, c.rows, c.columns))
-    folds = sum(MONOIDS[r.monoid].cost * size for r in c.entering)
-    elements = sum(len(r.part_dtypes) * _states(c, r) for r in c.entering)
-    states = sum(d.bytes * _states(c, r) for r in c.entering for d in r.part_dtypes)
-    rounds = tiles_of(c) / target.processors
-    rate = MOMENTS if any(r.monoid == "welford" for r in c.entering) else STATES
-    unit = effort.unit_us / rate + (effort.operations - stored + folds) / target.operations_per_us
-    unit *= ceil(rounds) / rounds if rounds else 1.0  # to the last tile, with other processors idle
-    rest = predict_us(effort.moved + states, stored, 0, target)
-    written = sum(storage_bytes(s.buffer) for s in c.waiting)
-    kernels = len({s.domain for s in c.waiting})
-    finish = predict_us(states + written, elements, kernels, target)
-    why = f"products and their reductions {unit:.1f} us, the rest {rest:.1f} us, the finish {finish:.1f} us"
-    return target.launch_us + max(unit, rest) + 0.1 * min(unit, rest) + finish, why
-
-
-def _states(c: TileContraction, reduce: Reduce) -> int:
-    """How many states of a reduction all tiles leave."""
-    tiled = {a: -(-estimate(a.extent) // TILE) for a in (c.rows, c.columns) if a in c.sweeps(reduce)}
-    return numel([a for a in (*c.grid, c.rows, c.columns) if a not in tiled]) * prod(tiled.values())
+def _kernel(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], apart: float) -> Chosen | Refusal:
+    """How both kernels run, or why there are none, or none that beat the time without them."""
+    c = chooser.ask("tiles", members, again, contract_tiles).value
+    if isinstance(c, Refusal):
+        return c
+    if (bound := chooser.bound(c)) >= apart:
+        return Refusal(f"at least {bound:.1f} us with states of tiles, predicted {apart:.1f} us without")
+    chosen = chooser.kernel([c], members, again, apart)
+    least = MOMENTS * total_us(chosen.times) if any(r.monoid == "welford" for r in c.entering) else 0.0
+    if least >= apart:
+        return Refusal(f"at least {least:.1f} us with states of tiles, predicted {apart:.1f} us without")
+    return chosen
 
 
 # --- without it ---
@@ -145,14 +124,14 @@ def _apart(
 ) -> tuple[float, float]:
     """Predicted time of a product of the library, or with its point-wise work, and kernels around it; and of that the
     part that reads the product's result in any case."""
-    library, one = library_and_one(chooser, members, chooser.rate([product.value]))
+    library, one = library_and_one(chooser, members)
     size = numel(product.axes)
     large = tuple(d for d in members if numel(d.axes) == size)
     others = [d for d in members if d.buffer not in chooser.product_of]
     readers = {r for d in large for r in chooser.readers.get(d.buffer, ())} - {*members, *chooser.taken}
     outside = sorted((r for r in readers if r.buffer not in chooser.product_of), key=chooser.order.__getitem__)
-    anyway = _kernel_us(chooser, outside) if outside else 0.0
-    passing = _kernel_us(chooser, [*others, *outside]) if outside else inf
+    anyway = chooser.kernel_us(tuple(outside)) if outside else 0.0
+    passing = chooser.kernel_us((*others, *outside)) if outside else inf
     total = library + min(one + anyway, passing)
     tail = _stored_tail(chooser, members, large)
     found = chooser.contracted(tail, again) if len(tail) > 1 else Refusal("nothing is stored")
@@ -160,7 +139,8 @@ def _apart(
         return total, anyway
     moved = sum(storage_bytes(d.buffer) for d in chooser.stored(tail))
     work = sum(scalar_work(postorder([d.value])) for d in others if d not in tail)
-    return min(total, chooser.together(found) + predict_us(moved, work, 1, chooser.target) + anyway), anyway
+    own = total_us(chooser.kernel([found], tail, again, total).times)
+    return min(total, own + predict_us(moved, work, 1, chooser.target) + anyway), anyway
 
 
 def _stored_tail(chooser: Chooser, members: tuple[Define, ...], large: tuple[Define, ...]) -> tuple[Define, ...]:
@@ -170,12 +150,3 @@ def _stored_tail(chooser: Chooser, members: tuple[Define, ...], large: tuple[Def
         if found.intersection(chooser.readers.get(d.buffer, ())):
             found.add(d)
     return tuple(d for d in large if d in found)
-
-
-def _kernel_us(chooser: Chooser, defines: list[Define]) -> float:
-    """Predicted time of one kernel; without end where there is none."""
-
-    def kernel(stores: list[Store]) -> float:
-        return chooser.price(Group(tuple(stores), tuple(defines)), chooser.target)
-
-    return chooser.ask("kernel", tuple(defines), (), kernel).value

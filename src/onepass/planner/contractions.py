@@ -7,64 +7,61 @@ Each region is tried whole; the answer keeps its number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from ..analysis.access import flat_offset, numel, storage_bytes
-from ..analysis.contraction import LEAST_TILE, MOST_HELD, Contraction, contract
+from ..analysis.contraction import MOST_HELD, Contraction, contract
 from ..analysis.inline import Inliner, Memo, loaded, reductions
+from ..analysis.library_price import multiply_rate, product_us
 from ..analysis.nest import Refusal, opened
 from ..analysis.operands import operands, uncast
-from ..analysis.passes import visited
-from ..analysis.row_rates import UNROUNDED
-from ..analysis.single_row import ROW
-from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load, Reduce, postorder
+from ..analysis.passes import passes, visited
+from ..analysis.price import MATRIX, MATRIX_ROWS
+from ..ir.expr import Load, postorder
 from ..ir.limits import FOLLOWERS, NO_LIMITS, OPERANDS, PRODUCTS, Limits
 from ..ir.options import Options
-from ..ir.plan import Decision, Group, Store
-from ..ir.poly import Axis, Poly, Quotient, Remainder
+from ..ir.plan import Decision, Store
+from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define, Extern, Program, Statement
 from ..ir.target import Target
+from ..ir.time import total_us
 from .answers import Answer, Answers
 from .beside import join_beside
-from .close_calls import CloseCalls, Judge, Times
+from .close_calls import AROUND, CloseCalls, Judge, Times
 from .contraction_rows import Followers, try_rows, waits
 from .contraction_states import try_tiles
 from .library_attention import CLOSE, Offer, offered
 from .parts import Parts
-from .reading import MOST_MEMBERS, UNPACKED_ROWS, Reading, work_of
-from .regions import NESTED_ROWS, Effort, Region, Regions, tiles_of, waiting
+from .plan import Choose, Chosen
+from .reading import MOST_MEMBERS, UNPACKED_ROWS, Reading
+from .regions import Region, Regions
 
-# Of the rate a matmul of the library reaches: attention; matrices as they are, many tiles and few; computed ones; with
-# another matrix of the result's size in the epilogue (seen on one H200: 0.2 to 0.6).
-LIBRARY, NESTED, ALONE, FEW, COMPUTED, JOINED = 1.0, 0.75, 0.95, 0.8, 0.65, 0.3
-ONE_ROW = 0.9  # of the bandwidth, where tiles of rows are mostly empty (seen on one H200)
-OWN = 2.0  # times its share of the bandwidth a processor has where most others wait; chosen, not measured
-NARROW = 0.85  # of the library's rate on operands of one byte; not measured
 BETWEEN = "another step lies between its operations"
 MOST_RESULTS = 3  # of point-wise work on one product
 T = TypeVar("T")
-PriceOf: TypeAlias = Callable[[Group, Target], float]
+ChooseProducts: TypeAlias = Callable[[Sequence[Contraction], Target, float], Chosen]
 
 
 def choose_contractions(
     program: Program,
     target: Target,
     options: Options,
-    price: PriceOf,
+    choose: Choose,
+    choose_products: ChooseProducts,
     judge: Judge | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Regions:
     """Decide on every matrix product of a program.
 
-    `price`: of the kernels that a group without products becomes. `judge`: measures close calls. `limits`: of what has
-    spilled.
+    `choose`, `choose_products`: the fastest kernels of a group without and with products. `judge`: measures close
+    calls. `limits`: of what has spilled.
     """
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = Chooser(program, target, price, judge, options.precision == "fused", limits)
+    chooser = Chooser(program, target, choose, choose_products, judge, options.precision == "fused", limits)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -85,18 +82,18 @@ class Chooser(Reading):
         self,
         program: Program,
         target: Target,
-        price: PriceOf,
+        choose: Choose,
+        choose_products: ChooseProducts,
         judge: Judge | None = None,
         calls: bool = True,
         limits: Limits = NO_LIMITS,
     ) -> None:
         """`judge` measures close calls. `calls`: attention may be the library's, which rounds where it likes."""
-        self.price = price
+        self.choose, self.choose_products = choose, choose_products
         self.target, self.close_calls, self.parts = target, CloseCalls(judge, limits.doubted), Parts(program)
         self.limits = limits
-        self.offers = calls and target.attention is not None
+        self.offers = calls and target.attention
         self.answers, self.memo = Answers(), Memo()
-        self.efforts: dict[tuple[Contraction, int], Effort] = {}
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
         super().__init__(program, self.products)
@@ -324,15 +321,20 @@ class Chooser(Reading):
             self.decisions.append(Decision(first, last, kind, False, found.reason))
             return False
         spared = self._done_anyway(members, kind)
-        together, apart = self.together(found), self.apart(members, again) - spared
-        accepted = together < apart
-        if accepted and offer is not None:
-            own = max(offer.own_us, self.effort(found).moved / self.target.memory_bytes_per_us)
-            if self._call(offer, members, own, apart, first, last):
-                return True
-        reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and kernels around it"
-        decision = Decision(first, last, kind, accepted, reason, apart - together)
-        region = Region(members, again, predicted_us=together)
+        bound, apart = self.bound(found), self.apart(members, again) - spared
+        if offer is not None and self._call(offer, members, bound, apart, first, last):
+            return True
+        if bound >= apart:
+            reason = f"at least {bound:.1f} us in one kernel, predicted {apart:.1f} us {AROUND}"
+            self.decisions.append(Decision(first, last, kind, False, reason, apart - bound))
+            return False
+        chosen = self.kernel([found], members, again, apart)
+        together = total_us(chosen.times)
+        if offer is not None and self._call(offer, members, together, apart, first, last):
+            return True
+        reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us {AROUND}"
+        decision = Decision(first, last, kind, together < apart, reason, apart - together)
+        region = Region(members, again, predicted_us=together, schedule=chosen.schedule)
         return self.answer(region, self.settle(decision, Times(together, apart, spared), region))
 
     def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...] = ()) -> Decision:
@@ -346,13 +348,15 @@ class Chooser(Reading):
         return self.close_calls.settle(decision, times, question)
 
     def _call(self, offer: Offer, members: tuple[Define, ...], own: float, apart: float, first: str, last: str) -> bool:
-        """The library's attention in the place of a kernel, where it is faster by more than a little."""
+        """The library's attention in the place of a kernel that takes `own` microseconds, where it is faster by more
+        than a little."""
         library = offer.with_rest(members, self.target)
         reason = (
             f"predicted {library:.1f} us by the library's attention, {own:.1f} us in one kernel, "
             f"{apart:.1f} us by the library's products and kernels around them"
         )
-        accepted = library < CLOSE * own and not self.links.is_cyclic(offer.members, self.again(offer.members))
+        cyclic = self.links.is_cyclic(offer.members, self.again(offer.members))
+        accepted = library < CLOSE * min(own, apart) and not cyclic
         moved = 2 * sum(storage_bytes(d.buffer) for d in offer.members if d is not offer.result) if accepted else 0
         self.decisions.append(Decision(first, last, "library", accepted, reason, own - library, moved))
         if accepted:
@@ -374,6 +378,7 @@ class Chooser(Reading):
         if decision.accepted:
             self.taken.update(region.members)
             self.links.join(region.members, region.again)
+            self.elsewhere |= {b for d in region.again for b in loaded(d.value)} - {d.buffer for d in region.again}
             self.regions.append(region)
         return decision.accepted
 
@@ -442,54 +447,33 @@ class Chooser(Reading):
                 reason = f"each of {tiles} tiles would compute {d.origin.node} again"
                 self.decisions.append(Decision(d.origin.node, product.origin.node, "product", False, reason))
 
-    def together(self, c: Contraction) -> float:
-        """Predicted time as one kernel."""
-        return self.effort(c).time_us(self.target)
+    def kernel(
+        self,
+        found: Sequence[Contraction],
+        members: tuple[Define, ...],
+        again: tuple[Define, ...],
+        limit_us: float = math.inf,
+    ) -> Chosen:
+        """The fastest kernels of a region: how the first runs, and the time of each launch."""
+        about = "kernel", len(found), bool(found[0].entering)
+        return self.ask(about, members, again, lambda _: self.choose_products(found, self.target, limit_us)).value
 
-    def effort(self, c: Contraction, others: int = 0) -> Effort:
-        """What a kernel takes. What sweeps share is counted once; the matrix unit multiplies and adds.
+    def kernel_us(self, defines: tuple[Define, ...]) -> float:
+        """Predicted time of one kernel without products; without end where there is none."""
+        chosen = self.ask("kernel", defines, (), lambda stores: self.choose(stores, self.target, 0.0)).value
+        return math.inf if isinstance(chosen, Refusal) else total_us(chosen.times)
 
-        `others`: tiles of results that share the launch.
-        """
-        if (c, others) not in self.efforts:
-            self.efforts[c, others] = self._effort(c, others)
-        return self.efforts[c, others]
-
-    def _effort(self, c: Contraction, others: int) -> Effort:
+    def bound(self, c: Contraction) -> float:
+        """A time that no kernel of the contraction beats: its bytes, and products of the tiles that masks leave."""
         values = opened(c.nest)
-        found = [r for r in reductions(values) if operands(r) is not None]
-        units = {e for r in found for e in (r.inputs[0], *r.inputs[0].children)}
-        products = sum(numel((*r.axes, *r.over)) for r in found)
-        products *= LEAST_TILE if c.rows is ROW else 1  # of one row there is a tile, too
-        plain = all(_is_plain(side, r) for r in found for side in operands(r) or ())
-        large = tiles_of(c) + others >= 4 * self.target.processors
-        rate = NESTED if c.inner else COMPUTED if not plain or not self.target.descriptors else ALONE if large else FEW
-        if not c.inner and self._joins_matrix(c, values, units):
-            rate = min(rate, JOINED)
-        work = sum(work_of(e) * numel(e.axes) for e in postorder(values) if e not in units)
-        reads = {e.buffer: storage_bytes(e.buffer) for e in postorder(values) if isinstance(e, Load)}
-        moved = sum(reads.values()) + sum(storage_bytes(s.buffer) for s in c.nest.stores)
-        if not self.target.rounded_products and any(operands(r)[0].dtype is DType.F32 for r in found):  # type: ignore[index]
-            rate *= UNROUNDED
-        if any(operands(r)[0].dtype.bytes == 1 for r in found):  # type: ignore[index]
-            rate *= NARROW
-        if c.rows is ROW:
-            moved = int(moved / ONE_ROW)
-        alone = waiting(c, self.target)
-        steps = alone * visited(c, NESTED_ROWS)
-        return Effort(steps * products / (rate * self.rate(values)), int(moved * max(1.0, alone / OWN)), steps * work)
-
-    def _joins_matrix(self, c: Contraction, values: list[Expr], units: set[Expr]) -> bool:
-        """Whether an epilogue reads another matrix as large as the result."""
-        loads = (e for e in postorder(values, into_reductions=False) if isinstance(e, Load) and e not in units)
-        return any({c.rows, c.columns} <= e.axes for e in loads)
-
-    def rate(self, values: list[Expr]) -> float:
-        """Multiply-adds per microsecond of the library on operands of this type."""
-        kinds = {sides[0].dtype for r in reductions(values) if (sides := operands(r)) is not None}
-        if DType.F32 not in kinds:
-            return self.target.products_per_us * (2 if all(k.bytes == 1 for k in kinds) else 1)
-        return self.target.products_per_us / (2 if self.target.rounded_products else 16)
+        products = 0.0
+        for r in reductions(values):
+            if (sides := operands(r)) is not None:
+                products += numel((*r.axes, *r.over)) / multiply_rate(sides[0].dtype, self.target)
+        buffers = {e.buffer for e in postorder(values) if isinstance(e, Load)} | {s.buffer for s in c.nest.stores}
+        memory = sum(map(storage_bytes, buffers)) / self.target.memory_bytes_per_us
+        again = len(passes(c)) if c.reduces_columns and not c.held else 1
+        return self.target.launch_us + max(again * products * visited(c, MATRIX_ROWS) / MATRIX, memory)
 
     def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
@@ -500,15 +484,11 @@ class Chooser(Reading):
         for d in again:  # what only these products read would have to be stored for them
             read = any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer])
             if read and d.buffer not in self.elsewhere and set(self.readers[d.buffer]) <= own:
-                moved = storage_bytes(d.buffer) + sum(storage_bytes(b) for b in loaded(d.value))
-                total += self.target.launch_us + moved / self.target.memory_bytes_per_us
+                made_of = self.chain(d)
+                total += self.kernel_us(tuple(c for c in again if c in made_of))
         for d in members:
-            reads = sum(storage_bytes(b) for b in loaded(d.value))
             if d.buffer in self.product_of:
-                products = sum(numel((*r.axes, *r.over)) for r in reductions([d.value]))
-                compute = products / (LIBRARY * self.rate([d.value]))
-                memory = (reads + storage_bytes(d.buffer)) / self.target.memory_bytes_per_us
-                total += self.target.launch_us + max(compute, memory)
+                total += product_us(d, self.target)
                 continue
             # Where it reads a product it has to read it from memory, and write for the next one.
             first = not seen
@@ -526,13 +506,3 @@ def _is_short(define: Define) -> bool:
     """Whether a product's sums are short enough to be computed inside a sweep."""
     lengths = [a.extent.constant for r in reductions([define.value]) for a in r.over]
     return all(n is not None and n <= MOST_HELD for n in lengths)
-
-
-def _is_plain(side: Expr, product: Reduce) -> bool:
-    """Whether a matrix goes from memory to the matrix unit as it is; bytes do along the sum only."""
-    if not isinstance(side, Load):
-        return False
-    offset = flat_offset(side.buffer, side.index)
-    if any(isinstance(a, Quotient | Remainder) for a in offset.atoms()):
-        return False
-    return side.dtype.bytes > 1 or offset.coefficient(product.over[0]) is Poly.ONE

@@ -14,6 +14,7 @@ from ..analysis.access import storage_bytes
 from ..analysis.contraction import Contraction
 from ..analysis.inline import loaded
 from ..analysis.library_attention import OTHER_SCORES, Attention, find_attention
+from ..analysis.library_price import attention_us
 from ..analysis.nest import Refusal
 from ..ir.callables import attention
 from ..ir.plan import Decision
@@ -22,9 +23,6 @@ from ..ir.target import Target
 from .answers import Answer
 
 CLOSE = 0.95  # of a kernel's time: the library must be below
-CALL_US = 10.0  # until torch has chosen an implementation; not measured
-LEAST_POSITIONS, LEAST_ROUNDS, TILE = 1024, 4, 128  # below, rates are others; tiles for every processor
-NARROW = 64
 
 
 class Prices(Protocol):
@@ -42,13 +40,12 @@ class Prices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A region as the library's attention. Times are those of the call alone, and of a kernel's products."""
+    """A region as the library's attention, and the time of the call alone."""
 
     members: tuple[Define, ...]
     result: Define
     call: Attention
     time_us: float
-    own_us: float
 
     def with_rest(self, members: Sequence[Define], target: Target) -> float:
         """The time with what a larger region computes beyond it."""
@@ -87,30 +84,15 @@ def offered(prices: Prices, regions: Sequence[tuple[Define, ...]]) -> Offer | Re
             if refusal.reason == OTHER_SCORES:
                 break
             continue
-        if (short := _too_small(call, prices.target)) is not None:
-            return Refusal(short)
         (result,) = prices.stored(members)
         query, key, value = (replace(v, buffer=nest.own[v.buffer]) for v in (call.query, call.key, call.value))
         call = replace(call, query=query, key=key, value=value)
-        return Offer(members, result, call, *_times(call, storage_bytes(result.buffer), prices.target))
+        return Offer(members, result, call, _time_us(call, storage_bytes(result.buffer), prices.target))
     return refusal
 
 
-def _too_small(call: Attention, target: Target) -> str | None:
-    """Why nothing is known of the library's time."""
-    batches, heads, rows, _ = call.sizes
-    if min(rows, call.keys) < LEAST_POSITIONS:
-        return f"{min(rows, call.keys)} positions: the library's rate is known from {LEAST_POSITIONS} on"
-    tiles, least = batches * heads * -(-rows // TILE), LEAST_ROUNDS * target.processors
-    return f"{tiles} tiles of queries: the library's rate is known from {least} on" if tiles < least else None
-
-
-def _times(call: Attention, result_bytes: int, target: Target) -> tuple[float, float]:
-    """Predicted time of the library's call, and of the products in a kernel of ours."""
-    assert target.attention is not None
+def _time_us(call: Attention, result_bytes: int, target: Target) -> float:
+    """Predicted time of the library's call, and of a copy where its result has another layout."""
     batches, heads, rows, depth = call.sizes
-    products = 2 * batches * heads * rows * call.keys * depth / (2 if call.causal else 1) / target.products_per_us
-    rates = target.attention
-    library, own = (rates.narrow,) * 2 if depth <= NARROW else (r[call.causal] for r in (rates.library, rates.own))
     copy = 0.0 if call.keeps_layout else target.launch_us + 2 * result_bytes / target.memory_bytes_per_us
-    return products / library + target.launch_us + CALL_US + copy, products / own + target.launch_us
+    return attention_us(batches, heads, rows, call.keys, depth, call.causal, target) + copy

@@ -42,7 +42,9 @@ SIBLING_NEIGHBOURS = 8
 class Choose(Protocol):
     """What finds the fastest way to run stores in one kernel (`schedule.group.choose`)."""
 
-    def __call__(self, stores: Iterable[Store], target: Target, bound_us: float) -> Chosen | Refusal: ...
+    def __call__(
+        self, stores: Iterable[Store], target: Target, bound_us: float, neighbours: bool = False
+    ) -> Chosen | Refusal: ...
 
 
 class Chosen(Protocol):
@@ -78,9 +80,7 @@ class Planner:
         self.graph = GroupGraph(self.program)
         joined = {self.graph.join(r.members, r.again): r for r in self.regions.regions}
         self.locked = set(joined)  # nothing joins them later
-        self.beside = {number for number, r in joined.items() if r.beside}
-        self.tiled = {number for number, r in joined.items() if r.tiled}
-        self.predicted_us = {number: r.predicted_us for number, r in joined.items()}
+        self.around = joined  # products
         self.costs: dict[int, Cost] = {}
         self.has_reduction: dict[int, bool] = {}
         self.decisions = list(self.regions.decisions)
@@ -334,6 +334,26 @@ class Planner:
 
     # --- result ---
 
+    def _group(self, number: int, stores: tuple[Store, ...]) -> Group:
+        members = tuple(self.graph.members[number])
+        if (region := self.around.get(number)) is not None:
+            return Group(stores, members, True, region.beside, region.tiled, region.predicted_us, region.schedule)
+        return Group(stores, members, schedule=self._schedule(number, stores))
+
+    def _schedule(self, number: int, stores: tuple[Store, ...]) -> Schedule | None:
+        """How a group runs; on a GPU with the sizes of tiles that are priced lowest."""
+        members, cost = self.graph.members[number], self.cost(number)
+        if cost is None or not self.target.warp:
+            return cost.schedule if cost is not None else None
+        target, stored = self.limits.narrowed(self.target, members), {*self.graph.stored(members, frozenset((number,)))}
+        bound = self.consider(members, frozenset((number,))).cost
+        assert bound is not None
+        about = "schedule", target
+        chosen = self.answers.ask(
+            about, members, stored, lambda: self.choose(stores, target, bound.time_us, True)
+        ).value
+        return cost.schedule if isinstance(chosen, Refusal) else chosen.schedule
+
     def steps(self) -> tuple[Group | Extern, ...]:
         """Groups and externs in dependency order, program order where free."""
         graph = self.graph
@@ -348,10 +368,7 @@ class Planner:
             else:
                 stores = graph.stores(graph.members[n], frozenset((n,)))
                 if stores:
-                    kind = n in self.locked, n in self.beside, n in self.tiled
-                    cost = None if n in self.locked else self.cost(n)
-                    schedule = cost.schedule if cost is not None else None
-                    steps.append(Group(stores, tuple(graph.members[n]), *kind, self.predicted_us.get(n), schedule))
+                    steps.append(self._group(n, stores))
             for s in graph.successors[n]:
                 waiting[s] -= 1
                 if waiting[s] == 0:

@@ -61,14 +61,12 @@ def given_up(ptx: str) -> str:
 def registers_and_stack(ptx: str, target: Target) -> tuple[int, int, int]:
     """Registers per thread, bytes of stack and bytes spilled to it, as the assembler says; 0 where it is not known."""
     assembler = find_assembler(target)
-    said = "" if assembler is None else _run(ptx, assembler)
-    numbers = (r"Used (\d+) registers", r"(\d+) bytes stack", r"(\d+) bytes spill (?:stores|loads)")
-    registers, stack, spilled = (max(map(int, re.findall(n, said)), default=0) for n in numbers)
-    return registers, stack, spilled
-
-
-def _run(ptx: str, assembler: Assembler) -> str:
+    if assembler is None:
+        return 0, 0, 0
     source = scratch_folder() / f"{threading.get_ident()}.ptx"
     source.write_text(ptx)
     command = [assembler.path, "-v", f"--gpu-name={assembler.architecture}", str(source), "-o", "/dev/null"]
-    return subprocess.run(command, capture_output=True, text=True).stderr
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    numbers = (r"Used (\d+) registers", r"(\d+) bytes stack", r"(\d+) bytes spill (?:stores|loads)")
+    registers, stack, spilled = (max(map(int, re.findall(n, said)), default=0) for n in numbers)
+    return registers, stack, spilled

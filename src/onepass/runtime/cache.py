@@ -19,7 +19,7 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,38 +73,33 @@ class Cache:
 
     # entries
 
-    def read_graph(self, key: str) -> Any | None:
-        """The JSON data stored under the key."""
-        return self._read_json("graphs", key)
+    def read(self, folder: str, key: str) -> Any | None:
+        """The JSON data stored under the key; an entry that is not JSON is removed."""
+        content = self._read(folder, key)
+        if content is None:
+            return None
+        try:
+            return json.loads(content)
+        except ValueError:
+            self.discard(folder, key)
+            return None
 
-    def write_graph(self, key: str, data: Any) -> bool:
+    def write(self, folder: str, key: str, data: Any) -> bool:
         """Store JSON data; False where that was not possible."""
-        return self._write_json("graphs", key, data)
+        return self._write(folder, key, json.dumps(data, separators=(",", ":")).encode()) is not None
 
-    def discard_graph(self, key: str) -> None:
+    def discard(self, folder: str, key: str) -> None:
         """Remove an entry that turned out to be useless."""
-        _remove(self._path("graphs", key))
+        _remove(self._path(folder, key))
 
     def read_times(self, key: str) -> tuple[float, ...] | None:
         """Times that were measured and stored under the key; one that is no times is removed."""
-        times = self._read_json("times", key)
+        times = self.read("times", key)
         if isinstance(times, list) and all(type(t) is float and 0 < t < math.inf for t in times):
             return tuple(times)
         if times is not None:
-            _remove(self._path("times", key))
+            self.discard("times", key)
         return None
-
-    def write_times(self, key: str, times: Sequence[float]) -> bool:
-        """Store measured times; False where that was not possible."""
-        return self._write_json("times", key, list(times))
-
-    def read_trials(self, key: str) -> Any | None:
-        """What tuning found and stored under the key."""
-        return self._read_json("times", key)
-
-    def write_trials(self, key: str, data: Any) -> bool:
-        """Store what tuning found; False where that was not possible."""
-        return self._write_json("times", key, data)
 
     def kernel(self, key: str) -> Path | None:
         """The shared object stored under the key, whole as it was written."""
@@ -113,9 +108,6 @@ class Cache:
     def add_kernel(self, key: str, built: Path) -> Path | None:
         """Store a shared object; where it is now, None where it could not be stored."""
         return self._write("kernels", key, built.read_bytes())
-
-    def discard_kernel(self, key: str) -> None:
-        _remove(self._path("kernels", key))
 
     # the whole
 
@@ -133,11 +125,7 @@ class Cache:
 
     def clear(self) -> int:
         """Remove everything; the bytes that were freed."""
-        freed = 0
-        for path, status in list(self._files()):
-            if _remove(path):
-                freed += status.st_size
-        return freed
+        return sum(status.st_size for path, status in list(self._files()) if _remove(path))
 
     def trim(self) -> None:
         """Remove leftovers of killed processes, and the entries unused for longest while over the bound."""
@@ -178,16 +166,11 @@ class Cache:
                 self._warn("folder", f"{self.root} cannot be used ({error.strerror}); kernels are built anew")
                 return False
             self._warn("write", f"{self.root} cannot be written ({error.strerror}); new kernels are not kept")
-        problem = next((p for p in map(_distrust, self._existing()) if p), None)
+        existing = [self.root, *(self.root / f for f in _FOLDERS if (self.root / f).is_dir())]
+        problem = next((p for p in map(_distrust, existing) if p), None)
         if problem:
             self._warn("folder", f"{problem}; it is not used, kernels are built anew")
         return problem is None
-
-    def _existing(self) -> Iterator[Path]:
-        yield self.root
-        for folder in _FOLDERS:
-            if (self.root / folder).is_dir():
-                yield self.root / folder
 
     def _warn(self, topic: str, message: str) -> None:
         with self._lock:
@@ -201,19 +184,6 @@ class Cache:
         )
 
     # files
-
-    def _read_json(self, folder: str, key: str) -> Any | None:
-        content = self._read(folder, key)
-        if content is None:
-            return None
-        try:
-            return json.loads(content)
-        except ValueError:
-            _remove(self._path(folder, key))
-            return None
-
-    def _write_json(self, folder: str, key: str, data: Any) -> bool:
-        return self._write(folder, key, json.dumps(data, separators=(",", ":")).encode()) is not None
 
     def _path(self, folder: str, key: str) -> Path:
         if not (key.isascii() and key.isalnum()):
@@ -253,15 +223,12 @@ class Cache:
             _remove(temporary)
             self._warn("write", f"{self.root} cannot be written ({error.strerror}); new kernels are not kept")
             return None
-        self._count_write()
-        return path
-
-    def _count_write(self) -> None:
         with self._lock:
             self._writes += 1
             due = self._writes % _WRITES_BETWEEN_TRIMS == 1
         if due:
             self.trim()
+        return path
 
 
 def _verified(content: bytes) -> bytes | None:

@@ -44,7 +44,7 @@ def save_graph(cache: Cache, key: str, entry: GraphEntry, constants: Sequence[An
         }
     except ValueError:  # an argument without a JSON form
         return False
-    return cache.write_graph(key, data)
+    return cache.write("graphs", key, data)
 
 
 def load_graph(cache: Cache, key: str, constants: Sequence[Any] = ()) -> GraphEntry | None:
@@ -52,13 +52,13 @@ def load_graph(cache: Cache, key: str, constants: Sequence[Any] = ()) -> GraphEn
 
     One that cannot be understood is removed.
     """
-    data = cache.read_graph(key)
+    data = cache.read("graphs", key)
     if data is None:
         return None
     try:
         return _decode(data, constants)
     except (MalformedProgram, LookupError, TypeError, AttributeError):
-        cache.discard_graph(key)
+        cache.discard("graphs", key)
         return None
 
 

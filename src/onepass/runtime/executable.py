@@ -14,26 +14,9 @@ from typing import Any
 
 import torch
 
+from ..ir import source as ir
 from ..ir.callables import resolve_callable
 from ..ir.host_json import MalformedProgram
-from ..ir.source import (
-    Allocate,
-    Bind,
-    Call,
-    Check,
-    Constant,
-    Copy,
-    Free,
-    HostProgram,
-    Instruction,
-    Launch,
-    Live,
-    Ref,
-    SizeOf,
-    TorchValue,
-    Tree,
-    WriteBack,
-)
 from .kernels import LoadedKernel
 from .layout import settle, settle_result, word_of
 from .threads import thread_count
@@ -55,7 +38,7 @@ def raise_status(status: int) -> None:
 class Executable:
     """A compiled graph: `call(args)` runs it, `source` shows it."""
 
-    def __init__(self, host: HostProgram, kernels: Sequence[LoadedKernel]) -> None:
+    def __init__(self, host: ir.HostProgram, kernels: Sequence[LoadedKernel]) -> None:
         writer = _Writer(host, kernels)
         self.host = host
         self.source = writer.source()
@@ -70,7 +53,7 @@ class Executable:
 class _Writer:
     """Text and the objects it refers to."""
 
-    def __init__(self, host: HostProgram, kernels: Sequence[LoadedKernel]) -> None:
+    def __init__(self, host: ir.HostProgram, kernels: Sequence[LoadedKernel]) -> None:
         self._host, self._kernels = host, kernels
         self._lines: list[str] = []
         self._constants: dict[tuple[Any, ...], str] = {}
@@ -80,6 +63,7 @@ class _Writer:
             "empty_cuda": empty_cuda,
             "empty_strided": torch.empty_strided,
             "raise_status": raise_status,
+            "slice": slice,
             "settle": settle,
             "settle_result": settle_result,
             "thread_count": thread_count,
@@ -89,7 +73,7 @@ class _Writer:
 
     def source(self) -> str:
         """The whole function. On a GPU it runs with that device current, whatever the caller's is."""
-        launches = [i for i in self._host.instructions if isinstance(i, Launch)]
+        launches = [i for i in self._host.instructions if isinstance(i, ir.Launch)]
         devices = [torch.device(i.device) for i in launches if i.programs]
         if devices and devices[0].type == "cuda":
             index = devices[0].index or 0
@@ -104,7 +88,7 @@ class _Writer:
         for device in dict.fromkeys(i.device for i in launches if i.programs):
             self._line(f"{self._stream(device)} = current_stream({torch.device(device).index or 0})")
         for instruction in self._host.instructions:
-            self._instruction(instruction)
+            getattr(self, f"visit_{type(instruction).__name__}")(instruction)
         outputs = "".join(f"{self._tree(o)}, " for o in self._host.outputs)
         self._line(f"return ({outputs.rstrip()})")
         return "def call(args):\n" + "".join(self._lines)
@@ -112,27 +96,22 @@ class _Writer:
     def _line(self, text: str) -> None:
         self._lines.append(f"    {text}\n")
 
-    def _instruction(self, instruction: Instruction) -> None:
-        match instruction:
-            case Bind():
-                self._line(f"{_name(instruction.size)} = {_name(instruction.source)}.shape[{int(instruction.dim)}]")
-            case Check():
-                self._check(instruction)
-            case WriteBack(original, name):
-                original, name = _name(original), _name(name)
-                self._line(f"if {original} is not {name}: {original}.copy_({name})")
-            case Allocate():
-                self._allocate(instruction)
-            case Launch():
-                self._launch(instruction)
-            case Call():
-                self._call(instruction)
-            case Copy(target, source):
-                self._line(f"{_name(target)}.copy_({_name(source)})")
-            case Free(names):
-                self._line(f"del {', '.join(_name(n) for n in names)}")
+    # instructions, each by the method that has the name of its class
 
-    def _check(self, check: Check) -> None:
+    def visit_Bind(self, bind: ir.Bind) -> None:
+        self._line(f"{_name(bind.size)} = {_name(bind.source)}.shape[{int(bind.dim)}]")
+
+    def visit_WriteBack(self, back: ir.WriteBack) -> None:
+        original, name = _name(back.original), _name(back.name)
+        self._line(f"if {original} is not {name}: {original}.copy_({name})")
+
+    def visit_Copy(self, copy: ir.Copy) -> None:
+        self._line(f"{_name(copy.target)}.copy_({_name(copy.source)})")
+
+    def visit_Free(self, free: ir.Free) -> None:
+        self._line(f"del {', '.join(_name(n) for n in free.names)}")
+
+    def visit_Check(self, check: ir.Check) -> None:
         name, shape, strides = _name(check.name), self._shape(check.shape), self._shape(check.strides)
         if check.original is not None:
             self._line(f"{_name(check.original)} = {name}")
@@ -143,51 +122,45 @@ class _Writer:
         test = f"{name}.stride() != {strides} or {name}.shape != {shape} or {name}.dtype is not {dtype}"
         self._line(f"if {test}: {name} = settle_result({name}, {shape}, {strides}, {dtype})")
 
-    def _allocate(self, allocate: Allocate) -> None:
+    def visit_Allocate(self, allocate: ir.Allocate) -> None:
         name, shape, strides = _name(allocate.name), self._shape(allocate.shape), self._shape(allocate.strides)
         dtype = self._dtype(allocate.dtype)
-        if allocate.device == "cpu":
-            self._line(f"{name} = empty_cpu({shape}, {strides}, {dtype})")
-        elif allocate.device == self._home():
-            self._line(f"{name} = empty_cuda({shape}, {strides}, {dtype})")
+        makers = {"cpu": "empty_cpu", self._home(): "empty_cuda"}
+        if maker := makers.get(allocate.device):
+            self._line(f"{name} = {maker}({shape}, {strides}, {dtype})")
         else:
-            device = self._constant("device", allocate.device, torch.device(allocate.device))
+            device = self._torch_value(ir.TorchValue("device", allocate.device))
             self._line(f"{name} = empty_strided({shape}, {strides}, dtype={dtype}, device={device})")
 
     def _home(self) -> str:
         """The GPU that is current while the function runs; empty where none is."""
-        found = [i.device for i in self._host.instructions if isinstance(i, Launch) and i.programs]
+        found = [i.device for i in self._host.instructions if isinstance(i, ir.Launch) and i.programs]
         return found[0] if found and found[0].startswith("cuda") else ""
 
-    def _launch(self, launch: Launch) -> None:
+    def visit_Launch(self, launch: ir.Launch) -> None:
         if launch.kernel not in range(len(self._kernels)):
             raise MalformedProgram(f"there is no kernel {launch.kernel!r}")
         kernel = self._kernels[launch.kernel]
         if (len(launch.buffers), len(launch.symbols) + len(launch.numbers)) != (kernel.pointers, kernel.symbols):
             raise MalformedProgram(f"kernel {launch.kernel} takes other arguments")
         function = f"k{int(launch.kernel)}"
+        pointers, sizes = [f"{_name(b)}.data_ptr()" for b in launch.buffers], [self._size(s) for s in launch.symbols]
+        comment = _comment(kernel.name)
         if launch.programs:
-            self._launch_tiles(launch, kernel)
+            index = torch.device(launch.device).index or 0
+            function = f"{function}_{index}"
+            self.namespace[function], self.namespace[f"{function}_failed"] = kernel.function(index)
+            words = [f"word_of({_name(b)})" for b in launch.numbers]
+            arguments = ", ".join([*pointers, *words, *sizes, self._size(launch.programs), self._stream(launch.device)])
+            self._line(f"if {function}({arguments}): {function}_failed({arguments}){comment}")
             return
         self.namespace[function] = kernel.function
-        pointers = [f"{_name(b)}.data_ptr()" for b in launch.buffers]
-        arguments = ", ".join([*pointers, *(self._size(s) for s in launch.symbols), "threads"])
-        comment = _comment(kernel.name)
+        arguments = ", ".join([*pointers, *sizes, "threads"])
         if kernel.raises:
             self._line(f"status = {function}({arguments}){comment}")
             self._line("if status: raise_status(status)")
         else:
             self._line(f"{function}({arguments}){comment}")
-
-    def _launch_tiles(self, launch: Launch, kernel: LoadedKernel) -> None:
-        index = torch.device(launch.device).index or 0
-        name = f"k{int(launch.kernel)}_{index}"
-        self.namespace[name], self.namespace[f"{name}_failed"] = kernel.function(index)
-        words = [f"{_name(b)}.data_ptr()" for b in launch.buffers]
-        words += [f"word_of({_name(b)})" for b in launch.numbers]
-        words += [self._size(s) for s in (*launch.symbols, launch.programs)]
-        arguments = ", ".join([*words, self._stream(launch.device)])
-        self._line(f"if {name}({arguments}): {name}_failed({arguments}){_comment(kernel.name)}")
 
     def _stream(self, device: str) -> str:
         """The variable that holds the current stream of a device."""
@@ -195,9 +168,9 @@ class _Writer:
         self.namespace["current_stream"] = current_stream if kind == "cuda" else _no_stream
         return f"stream{index}"
 
-    def _call(self, call: Call) -> None:
+    def visit_Call(self, call: ir.Call) -> None:
         comment = ""
-        if isinstance(call.target, Live):
+        if isinstance(call.target, ir.Live):
             target = self._live(call.target)
         else:
             comment = _comment(call.target)
@@ -207,7 +180,7 @@ class _Writer:
                 raise MalformedProgram(str(error)) from error
         arguments = [self._tree(a) for a in call.args]
         if call.kwargs:
-            pairs = (f"{self._text(k)}: {self._tree(v)}" for k, v in call.kwargs.items())
+            pairs = (f"{self._tree(k)}: {self._tree(v)}" for k, v in call.kwargs.items())
             arguments.append(f"**{{{', '.join(pairs)}}}")
         self._line(f"{_name(call.result)} = {target}({', '.join(arguments)}){comment}")
 
@@ -227,29 +200,23 @@ class _Writer:
         return "(" + "".join(f"{self._size(s)}, " for s in sizes).rstrip() + ")"
 
     def _dtype(self, name: str) -> str:
-        return self._torch_value(TorchValue("dtype", name))
+        return self._torch_value(ir.TorchValue("dtype", name))
 
-    def _torch_value(self, value: TorchValue) -> str:
+    def _torch_value(self, value: ir.TorchValue) -> str:
         if value.kind == "device":
             return self._constant("device", value.name, torch.device(value.name))
         found = getattr(torch, value.name, None)
-        if type(found).__name__ != value.kind or not isinstance(
-            found, torch.dtype | torch.layout | torch.memory_format
-        ):
+        if type(found) not in (torch.dtype, torch.layout, torch.memory_format) or type(found).__name__ != value.kind:
             raise MalformedProgram(f"torch has no {value.kind} {value.name!r}")
         self.namespace[value.name] = found
         return value.name
-
-    def _text(self, text: str) -> str:
-        # A string is a constant of the namespace, never part of the text.
-        return self._constant("str", text, text)
 
     def _constant(self, kind: str, key: Any, value: Any) -> str:
         name = self._constants.setdefault((kind, key), f"c{len(self._constants)}")
         self.namespace[name] = value
         return name
 
-    def _live(self, live: Live) -> str:
+    def _live(self, live: ir.Live) -> str:
         return self._constant("live", live.name, self._host.live[live.name])
 
     def _graph_constant(self, number: int) -> str:
@@ -257,14 +224,12 @@ class _Writer:
             raise MalformedProgram(f"there is no constant {number!r}")
         return self._constant("graph", number, self._host.constants[number])
 
-    def _tree(self, tree: Tree) -> str:
+    def _tree(self, tree: ir.Tree) -> str:
         match tree:
             case None | bool() | int():
                 return repr(tree)
-            case float() | complex():
+            case float() | complex() | str():  # a string is a constant of the namespace, never part of the text
                 return self._constant(type(tree).__name__, repr(tree), tree)
-            case str():
-                return self._text(tree)
             case list():
                 return f"[{', '.join(self._tree(x) for x in tree)}]"
             case tuple():
@@ -272,26 +237,22 @@ class _Writer:
             case dict():
                 return "{" + ", ".join(f"{self._tree(k)}: {self._tree(v)}" for k, v in tree.items()) + "}"
             case slice():
-                return self._slice(tree)
-            case Ref():
+                return f"slice({', '.join(self._tree(x) for x in (tree.start, tree.stop, tree.step))})"
+            case ir.Ref():
                 return self._ref(tree)
-            case SizeOf():
+            case ir.SizeOf():
                 return self._size(tree.expression)
-            case TorchValue():
+            case ir.TorchValue():
                 return self._torch_value(tree)
-            case Constant(number):
+            case ir.Constant(number):
                 return self._graph_constant(number)
-            case Live():
+            case ir.Live():
                 return self._live(tree)
         if tree is ...:
             return "..."
         raise MalformedProgram(f"no argument can be {tree!r}")
 
-    def _slice(self, tree: slice) -> str:
-        self.namespace["slice"] = slice
-        return f"slice({', '.join(self._tree(x) for x in (tree.start, tree.stop, tree.step))})"
-
-    def _ref(self, ref: Ref) -> str:
+    def _ref(self, ref: ir.Ref) -> str:
         if ref.shape is None or ref.strides is None:
             return _name(ref.name)
         shape, strides = self._shape(ref.shape), self._shape(ref.strides)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ..errors import KernelBuildError
 from ..ir.source import KernelSource
 from .cache import Cache
 from .scratch import scratch_folder
+from .threads import fork_safe_lock
 
 Progress = Callable[[int, int, str], None]  # (built so far, to build, name of the last one)
 Function = Callable[..., Any]
@@ -52,7 +52,7 @@ class LoadedKernel:
     raises: bool
 
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _functions: dict[str, Future[Function]] = {}  # by artifact key; pending while someone builds it
 
 
@@ -92,7 +92,9 @@ def build_each(
         if missing:
             _build_all(missing, futures, builder, cache, progress)
     finally:
-        _abandon([k for k in mine if not futures[k].done()], futures)
+        for key in mine:  # nobody may wait for or inherit a claim that an error left open
+            if not futures[key].done():
+                _fail(key, futures[key], RuntimeError("the build was interrupted"))
     return [
         futures[k].exception() or LoadedKernel(s.name, futures[k].result(), s.pointers, s.symbols, s.raises)
         for k, s in zip(keys, sources, strict=True)
@@ -118,12 +120,6 @@ def _claim(
                 mine[key] = source
             futures[key] = _functions[key]
     return futures, mine
-
-
-def _abandon(keys: Sequence[str], futures: dict[str, Future[Function]]) -> None:
-    """Give up claims that an error left open, so that others neither wait for them nor inherit them."""
-    for key in keys:
-        _fail(key, futures[key], RuntimeError("the build was interrupted"))
 
 
 def _fail(key: str, future: Future[Function], error: BaseException) -> None:
@@ -178,14 +174,12 @@ def _load_cached(key: str, source: KernelSource, builder: Builder, cache: Cache 
     try:
         return builder.load(path, source)
     except (OSError, AttributeError):
-        cache.discard_kernel(key)
+        cache.discard("kernels", key)
         return None
 
 
 def _after_fork() -> None:
     # The threads that were building do not exist in the child: what they promised is void.
-    global _lock
-    _lock = threading.Lock()
     for key in [k for k, f in _functions.items() if not f.done()]:
         del _functions[key]
 

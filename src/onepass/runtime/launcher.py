@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from .scratch import scratch_folder
+from .threads import fork_safe_lock
 from .toolchain import find_toolchain
 
 LAUNCHER = Path(__file__).with_name("gpu_launcher.c")
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _started: list[Future[Any]] = []
 
 
@@ -45,8 +46,6 @@ def _build(future: Future[Any]) -> None:
 
 def _after_fork() -> None:
     """The thread is the parent's; what it has finished is ours too."""
-    global _lock
-    _lock = threading.Lock()
     if _started and not _started[0].done():
         _started.clear()
 

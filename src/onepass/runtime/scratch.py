@@ -11,13 +11,14 @@ import contextlib
 import os
 import shutil
 import tempfile
-import threading
 import time
 from pathlib import Path
 
+from .threads import fork_safe_lock
+
 _PREFIX = "onepass-build-"
 _LEFTOVER_SECONDS = 24 * 3600
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _made: dict[int, Path] = {}  # by process, so that a child does not remove its parent's
 
 
@@ -44,11 +45,3 @@ def _remove_leftovers() -> None:
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.getuid() and time.time() - status.st_mtime > _LEFTOVER_SECONDS:
                     shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def _unlock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock)

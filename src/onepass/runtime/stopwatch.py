@@ -82,24 +82,23 @@ class DeviceStopwatch:
         self.chip = chip
 
     def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
-        device = torch.device(trial.launches[0].device)
-        try:
-            with _ready(device, sum(map(_bytes, trial.stand_ins))):
-                call = Executable(as_program(trial), kernels).call
-                (time_us,) = _medians_us([call], [stand_ins(trial.stand_ins, device)], device, worst_us)
-                return Timing(time_us)
-        except (OSError, RuntimeError) as error:  # the driver or torch refused: too much shared memory, out of memory
-            return Timing(problem=str(error).splitlines()[0])
+        run = Run(as_program(trial), kernels, trial.stand_ins)
+        race = _raced([run], torch.device(trial.launches[0].device), 0, worst_us)
+        return Timing(race.times_us[0] if race.times_us else 0.0, race.problem)
 
     def race(self, runs: Sequence[Run], bytes_beside: int) -> Race:
-        named = _named(runs)
-        device = next(torch.device(a.device) for a in named.values() if a.device != "cpu")
-        try:
-            with _ready(device, bytes_beside + sum(map(_bytes, named.values()))):
-                calls = [Executable(r.host, r.kernels).call for r in runs]
-                return Race(_medians_us(calls, arguments(runs, device), device))
-        except (OSError, RuntimeError) as error:
-            return Race(problem=str(error).splitlines()[0])
+        device = next(torch.device(a.device) for a in _named(runs).values() if a.device != "cpu")
+        return _raced(runs, device, bytes_beside)
+
+
+def _raced(runs: Sequence[Run], device: torch.device, bytes_beside: int, worst_us: float = math.inf) -> Race:
+    """The times of runs on a device, or why it refused: too much shared memory, out of memory."""
+    try:
+        with _ready(device, bytes_beside + sum(map(_bytes, _named(runs).values()))):
+            calls = [Executable(r.host, r.kernels).call for r in runs]
+            return Race(_medians_us(calls, arguments(runs, device), device, worst_us))
+    except (OSError, RuntimeError) as error:  # of the driver, or of torch
+        return Race(problem=str(error).splitlines()[0])
 
 
 def stopwatch_for(target: Target, device: str) -> Stopwatch | None:
@@ -149,7 +148,7 @@ def as_program(trial: Trial) -> HostProgram:
 
 
 def _medians_us(
-    calls: Sequence[_Call], taken: Sequence[Sequence[Any]], device: torch.device, worst_us: float = math.inf
+    calls: Sequence[_Call], taken: Sequence[Sequence[Any]], device: torch.device, worst_us: float
 ) -> tuple[float, ...]:
     """What each of some calls takes. One that takes longer than the worst at first is not repeated."""
     flushed = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)

@@ -95,13 +95,14 @@ def read_binary(data: bytes) -> Built:
 
 def build_binary(source: KernelSource, target: Target) -> bytes:
     """Compile with Triton for a target that need not be here."""
-    triton: Any = _triton()
+    from triton.compiler import ASTSource
+
     try:
         function = _load_module(source).__dict__[source.entry]
         names = function.arg_names
         attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if source.aligned else {}
         attributes |= {(source.pointers + k,): [["tt.divisibility", MULTIPLE]] for k in source.multiples}
-        ast = triton.compiler.ASTSource(
+        ast = ASTSource(
             fn=function, signature=dict(zip(names, source.signature, strict=True)), constexprs={}, attrs=attributes
         )
         options: dict[str, Any] = {"num_warps": source.warps, "num_stages": max(1, source.stages)}
@@ -164,13 +165,6 @@ def _maps(facts: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 def packed(head: dict[str, Any], binary: bytes) -> bytes:
     """One file: what is known of the kernel in a line, then its code."""
     return json.dumps(head).encode() + b"\n" + bytes(binary)
-
-
-def _triton() -> Any:
-    import triton
-    import triton.compiler
-
-    return triton
 
 
 def _hardware(target: Target) -> dict[str, Any]:

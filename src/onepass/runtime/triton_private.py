@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +19,11 @@ import torch
 
 from ..errors import KernelBuildError
 from ..ir.target import Target
+from .threads import fork_safe_lock
 
 TESTED = ((3, 6), (3, 9))  # the first and the last
 # CPython 3.11 fails where two threads make syntax trees at once; reading a function is Python's work from end to end.
-_reading = threading.Lock()
+_reading = fork_safe_lock()
 
 
 @functools.cache
@@ -117,15 +116,6 @@ def _by_triton(function: Any, target: Any, options: dict[str, Any]) -> Staged:
     with _reading:
         compiled: Any = triton.compile(function, target=target, options=options)
     return Staged(compiled.asm, compiled.metadata._asdict(), edited=False)
-
-
-def _after_fork() -> None:
-    """Whoever was reading is not in the child."""
-    global _reading
-    _reading = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 # --- the assembler inside the package ---

@@ -1,7 +1,7 @@
-"""A tile program's layout, changed by a few doublings from what the rules say, within what the nest has.
+"""A tile program's schedule, changed by a few doublings from the rules' own, within what the nest has.
 
 Only sizes change: which axes are held, swept or split stays as the rules decided. A size that cannot change stays,
-so an adjustment may give the rules' own layout again.
+so an adjustment may give the rules' own schedule again.
 """
 
 from __future__ import annotations
@@ -12,35 +12,44 @@ from ..analysis.access import power_above
 from ..analysis.nest import Nest
 from ..ir.choice import AS_RULED, Adjustment
 from ..ir.poly import Axis
+from ..ir.schedule import Schedule
 from ..ir.target import Target
-from .tile_layout import TileLayout, carrying, power_below, strip_axis
+from .layout import Layout, carrying, chunk_axis
+from .tile_rules import STAGES, power_below
 
 PROGRAM_THREADS = 1024  # of one program, at most
 THREAD_ELEMENTS = 128  # of a tile per thread: more spill whatever is computed
-STAGES = 3
 LEAST_CHUNK = 8
 
 
-def adjusted(
-    layout: TileLayout, nest: Nest, target: Target, chunks: dict[Axis, tuple[Axis, int]], adjustment: Adjustment
-) -> TileLayout:
-    """The layout with the adjustment made, as far as it can be."""
-    if adjustment == AS_RULED:
-        return layout
+def adjusted(schedule: Schedule, nest: Nest, target: Target, adjustment: Adjustment) -> Schedule:
+    """The schedule with the adjustment made, as far as it can be; where a program is a thread, the schedule itself."""
+    if adjustment == AS_RULED or not target.warp:
+        return schedule
+    layout = Layout(nest, schedule)
     most = PROGRAM_THREADS // target.warp
-    warps = max(1, min(most, _doubled(layout.warps, adjustment.warps)))
+    warps = max(1, min(most, _doubled(schedule.warps, adjustment.warps)))
     lanes = layout.lanes
     if lanes > 1 and layout.pieces == 1:  # pieces make up a row together
-        lanes = max(2, min(_most_lanes(layout, nest, chunks), _doubled(lanes, adjustment.lanes)))
-    blocks = _adjusted_blocks(layout, nest, chunks, adjustment.block)
-    stages = layout.stages
+        lanes = max(2, min(_most_lanes(layout), _doubled(lanes, adjustment.lanes)))
+    blocks = _adjusted_blocks(layout, adjustment.block)
+    stages = schedule.stages
     if adjustment.stages and (lanes > 1 or carrying(nest) is not None):
         stages = 0 if stages else STAGES
-    changed = replace(layout, blocks=blocks, lanes=lanes, warps=warps, stages=stages)
-    if 4 * (stages - 1) * _elements(changed) > target.shared_bytes:  # loads that run ahead wait there
-        changed = replace(changed, stages=layout.stages)
-    grows = _elements(changed) > _elements(layout) or warps < layout.warps
-    return layout if grows and _elements(changed) > THREAD_ELEMENTS * target.warp * warps else changed
+    changed = Layout(nest, replace(_resized(schedule, layout, blocks, lanes), warps=warps, stages=stages))
+    if 4 * (stages - 1) * changed.elements() > target.shared_bytes:  # loads that run ahead wait there
+        changed = Layout(nest, replace(changed.schedule, stages=schedule.stages))
+    grows = changed.elements() > layout.elements() or warps < schedule.warps
+    return schedule if grows and changed.elements() > THREAD_ELEMENTS * target.warp * warps else changed.schedule
+
+
+def _resized(schedule: Schedule, layout: Layout, blocks: dict[Axis, int], lanes: int) -> Schedule:
+    """The schedule with other tiles of the grid and another tile of all that is swept."""
+    axes = [
+        (a, replace(f, tile=blocks.get(a, 1) if f.grid else lanes if f.tile == layout.lanes and f.loop else f.tile))
+        for a, f in schedule.axes
+    ]
+    return replace(schedule, axes=tuple(axes), order=tuple(blocks))
 
 
 def adjusted_chunk(size: int, axis: Axis, adjustment: Adjustment) -> int:
@@ -55,31 +64,19 @@ def _doubled(size: int, times: int) -> int:
     return size << times if times >= 0 else max(1, size >> -times)
 
 
-def _most_lanes(layout: TileLayout, nest: Nest, chunks: dict[Axis, tuple[Axis, int]]) -> int:
-    axis = carrying(nest) or strip_axis(nest, layout.scores)
+def _most_lanes(layout: Layout) -> int:
+    axis = carrying(layout.nest) or layout.strip_axis()
     whole = power_above(axis.extent.constant)
-    return max(layout.lanes, min(whole, power_below(chunks[axis][1]) if axis in chunks else whole))
+    return max(layout.lanes, min(whole, power_below(layout.chunk) if axis is layout.nest.split else whole))
 
 
-def _adjusted_blocks(
-    layout: TileLayout, nest: Nest, chunks: dict[Axis, tuple[Axis, int]], times: int
-) -> dict[Axis, int]:
+def _adjusted_blocks(layout: Layout, times: int) -> dict[Axis, int]:
     """The outermost tile of a program changes; rows that a program holds one at a time may become several."""
-    numbered = {chunk for chunk, _ in chunks.values()}
-    outer = [a for a in nest.outer if a not in numbered]
+    nest = layout.nest
+    outer = [a for a in nest.outer if a is not chunk_axis(nest)]
     if not times or carrying(nest) is not None or not (layout.blocks or (layout.held and outer)):
         return layout.blocks
-    axis = next(iter(layout.blocks), None) or max(outer, key=lambda a: (layout.scores.get(a, 0.0), outer.index(a)))
+    axis = next(iter(layout.blocks), None) or max(outer, key=lambda a: (layout.score(a), outer.index(a)))
     size = max(1, min(power_above(axis.extent.constant), _doubled(layout.blocks.get(axis, 1), times)))
     blocks = {a: b for a, b in {**layout.blocks, axis: size}.items() if b > 1}
     return blocks if layout.held else blocks or layout.blocks
-
-
-def _elements(layout: TileLayout) -> int:
-    """Lanes of the tile a program works on at once."""
-    count = layout.lanes * layout.turns
-    for axis in layout.held:
-        count *= power_above(axis.extent.constant)
-    for block in layout.blocks.values():
-        count *= block
-    return count

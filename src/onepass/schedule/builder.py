@@ -12,21 +12,23 @@ from dataclasses import dataclass, field
 
 from ..analysis.access import flat_offset
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Random, Reduce, const
+from ..ir.expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, const
 from ..ir.kernel import (
     Accumulator,
     Finish,
     Let,
     LoadElement,
     Local,
+    Loop,
     Operand,
     RandomWord,
     ReadLocal,
     Statement,
     StoreElement,
     Var,
+    When,
 )
-from ..ir.poly import Atom, Axis, Indirect, Poly, Symbol, in_range, nonnegative, transform
+from ..ir.poly import Atom, Axis, Poly, Symbol, in_range, nonnegative, transform
 from ..ir.program import Buffer
 
 _CHECKED = ("wrap_index", "check_index")
@@ -271,17 +273,17 @@ class Builder:
                 total = self.both(total, self.compare("lt", self.physical(left), self.physical(right)))
         return total
 
-    def compare(self, op: str, left: Operand, right: Operand) -> Operand:
+    def compare(self, op: str, left: Operand, right: Operand, stem: str = "inside") -> Operand:
         """A condition on two positions."""
-        var = Var(self.name("inside"), DType.BOOL)
+        var = Var(self.name(stem), DType.BOOL)
         self.add(Let(var, op, (left, right)))
         return var
 
-    def both(self, left: Operand | None, right: Operand) -> Operand:
+    def both(self, left: Operand | None, right: Operand, stem: str = "inside") -> Operand:
         """Two conditions at once, the first of which may be missing."""
         if left is None:
             return right
-        var = Var(self.name("inside"), DType.BOOL)
+        var = Var(self.name(stem), DType.BOOL)
         self.add(Let(var, "bitand", (left, right)))
         return var
 
@@ -301,6 +303,18 @@ class Builder:
                     guard = self.both(guard, self.compare("lt", self.physical(left), self.physical(right)))
         offset = flat_offset(buffer, tuple(self.position(p) for p in index))
         self.add(StoreElement(buffer, self.physical(offset), operand, guard))
+
+
+def looped(
+    axis: Axis, kind: str = "sweep", lanes: int = 1, lane: Axis | None = None, limit: Poly | None = None
+) -> Callable[[tuple[Statement, ...]], Statement]:
+    """Turns the statements of a block into a loop."""
+    return lambda body: Loop(axis, axis.extent, kind, body, lanes, lane, limit)
+
+
+def when(condition: Operand) -> Callable[[tuple[Statement, ...]], Statement]:
+    """Turns the statements of a block into one that runs where a condition holds."""
+    return lambda body: When(condition, body)
 
 
 _RAISING = frozenset(("floordiv", "truncdiv", "remainder", "fmod"))

@@ -31,6 +31,7 @@ from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Buffer
 from ..ir.source import MULTIPLE
 from .moments import shift_moments
+from .reads import reads
 from .sides import separate_sides
 
 TEAM_WORK = 1 << 15  # elements below which a team of threads costs more than it saves
@@ -162,14 +163,5 @@ def _packed_matrices(statements: list[Statement]) -> tuple[Buffer, ...]:
         return ()
     operands = [o for s in statements if isinstance(s, Contract) for o in (s.left, s.right)]
     multiplied = {o.name for o in operands if isinstance(o, Var)}
-    elsewhere = {v.name for s in statements if not isinstance(s, Contract) for v in _used(s)}
+    elsewhere = {v.name for s in statements if not isinstance(s, Contract) for v in reads(s) if isinstance(v, Var)}
     return tuple(b for b, names in loads.items() if names <= multiplied - elsewhere)
-
-
-def _used(s: Statement) -> list[Var]:
-    """The variables among a statement's operands; what it defines is not among them."""
-    found: list[object] = []
-    for name in ("args", "inputs", "value", "guard", "factor", "condition"):
-        field = getattr(s, name, ())
-        found += field if isinstance(field, tuple) else [field]
-    return [v for v in found if isinstance(v, Var)]

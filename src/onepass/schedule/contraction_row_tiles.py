@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..analysis.access import estimate
-from ..analysis.contraction import LEAST_TILE
-from ..analysis.row_rates import product_time
-from ..analysis.rows import RowContraction
+from ..analysis.contraction import LEAST_TILE, Contraction
 from ..ir.choice import Adjustment, Choice
 from ..ir.target import Target
 from .contraction_tiles import RESERVED, Tiles, adjusted_tiles, doubled, lanes_of
@@ -29,20 +27,30 @@ class RowTiles(Tiles):
     depth: int = 0
 
 
-def choose_row_tiles(c: RowContraction, width: int, products: int, target: Target, choice: Choice) -> RowTiles:
-    """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers."""
+def row_tiles(c: Contraction, width: int, products: int, target: Target) -> list[RowTiles]:
+    """Tiles worth a price, of `products` products of matrices with `width` bytes."""
     exact = width == 4 and not target.rounded_products  # no matrix unit: both matrices are in registers
-    tiles = (_held if c.held else _swept)(c, width, exact, target)
+    found = (_held if c.held else _swept)(c, width, exact, target)
+    return list(dict.fromkeys(_fitting(t, c, width, products, target) for t in found))
+
+
+def other_row_tiles(
+    tiles: RowTiles, c: Contraction, width: int, products: int, target: Target, choice: Choice
+) -> RowTiles:
+    """Tiles as a choice has them; later candidates need fewer registers."""
     for _ in range(choice.candidate):
         tiles = _smaller(tiles, c.held)
-    tiles = _adjusted(tiles, c, choice.adjustment)
-    return _fitting(tiles, c, width, products, target)
+    return _fitting(_adjusted(tiles, c, choice.adjustment), c, width, products, target)
 
 
-def _held(c: RowContraction, width: int, exact: bool, target: Target) -> RowTiles:
+def _held(c: Contraction, width: int, exact: bool, target: Target) -> list[RowTiles]:
     columns = lanes_of(c.columns, 1 << 30)
     most = EXACT_TILE // columns if exact else 128 if columns <= 256 else 64
-    rows = lanes_of(c.rows, min(most, product_time(c, target.products_per_us, target).rows))
+    sizes = [r for r in (64, 128, 32) if r <= min(most, lanes_of(c.rows, most))] + [LEAST_TILE]
+    return [_held_by(c, rows, columns, width, exact) for rows in sizes]
+
+
+def _held_by(c: Contraction, rows: int, columns: int, width: int, exact: bool) -> RowTiles:
     area = rows * columns
     inside = max(LEAST_TILE, MOST_OPERAND // columns) if rows < 64 else 64  # small tiles have matrices in registers
     depth = min(lanes_of(a, LEAST_TILE if exact else inside * 2 // width) for a in c.inner)
@@ -50,18 +58,19 @@ def _held(c: RowContraction, width: int, exact: bool, target: Target) -> RowTile
     return RowTiles(rows, columns, columns, warps, 4 if area < 128 * 256 else 3, depth=depth)
 
 
-def _swept(c: RowContraction, width: int, exact: bool, target: Target) -> RowTiles:
+def _swept(c: Contraction, width: int, exact: bool, target: Target) -> list[RowTiles]:
     if exact:
-        return RowTiles(lanes_of(c.rows, 64), 64, 64, 8, 2, depth=LEAST_TILE)
+        return [RowTiles(lanes_of(c.rows, 64), 64, 64, 8, 2, depth=LEAST_TILE)]
     whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
     rows = lanes_of(c.rows, 128)
     warps = 8 if rows == 128 else 4
     if whole * width <= 2 * MOST_DEPTH and width * whole * (rows + 128) <= target.shared_bytes - RESERVED:
-        return RowTiles(rows, 128, 128 if width == 2 else 64, warps, 2)
+        return [RowTiles(rows, 128, 128 if width == 2 else 64, warps, 2)]
     wide = width == 2 and rows == 128 and min(estimate(a.extent) for a in c.inner) >= LONG_DEPTH
     step = 256 if wide else 128
     depth = min(lanes_of(a, 128 // width) for a in c.inner)
-    return RowTiles(rows, step, step, warps, 3, depth=depth)
+    found = [RowTiles(rows, s, s, warps, 3, depth=depth) for s in dict.fromkeys((step, 128))]
+    return found if rows < 128 else [*found, RowTiles(64, 128, 128, 4, 4, depth=depth)]
 
 
 def _smaller(tiles: RowTiles, held: bool) -> RowTiles:
@@ -74,7 +83,7 @@ def _smaller(tiles: RowTiles, held: bool) -> RowTiles:
     return replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
 
 
-def _adjusted(tiles: RowTiles, c: RowContraction, adjustment: Adjustment) -> RowTiles:
+def _adjusted(tiles: RowTiles, c: Contraction, adjustment: Adjustment) -> RowTiles:
     """Where columns are held or the sum has a depth of its own, a step takes more or less of that sum."""
     tiles = adjusted_tiles(tiles, c, adjustment)
     if tiles.depth:
@@ -84,7 +93,7 @@ def _adjusted(tiles: RowTiles, c: RowContraction, adjustment: Adjustment) -> Row
     return replace(tiles, step=step, columns=step)
 
 
-def _fitting(tiles: RowTiles, c: RowContraction, width: int, products: int, target: Target) -> RowTiles:
+def _fitting(tiles: RowTiles, c: Contraction, width: int, products: int, target: Target) -> RowTiles:
     """What a program keeps in shared memory fits there."""
     whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..analysis.access import estimate, flat_offset, power_above
+from ..analysis.access import estimate, flat_offset, numel, power_above
 from ..analysis.contraction import LEAST_TILE, Contraction
 from ..analysis.inline import exact
 from ..analysis.nest import NestStore
 from ..ir.choice import AS_RULED, Adjustment, Choice
-from ..ir.expr import postorder
+from ..ir.expr import Load, postorder
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 
@@ -40,22 +40,40 @@ class Tiles:
 AnyTiles = TypeVar("AnyTiles", bound=Tiles)
 
 
-def choose_product_tiles(
-    c: Contraction, width: int, products: int, across: bool, target: Target, choice: Choice, others: int = 0
-) -> Tiles:
-    """The tiles of `products` products of matrices with `width` bytes; later candidates need fewer registers.
+def product_tiles(c: Contraction, width: int, products: int, target: Target, others: int = 0) -> list[Tiles]:
+    """Tiles worth a price, those that the rules prefer first, of `products` products of matrices with `width` bytes.
 
-    `across`: the matrix with the columns is contiguous along them. `others`: elements of results beside this one.
+    `others`: elements of results beside this one.
     """
-    tiles = _nested(c, width) if c.inner else _plain(c, width, products, across, target, others)
-    least = max(LEAST_TILE, LEAST_BYTES // width) if c.inner else LEAST_BYTES // width
-    tiles = _fitting(replace(tiles, step=max(tiles.step, least)), c, width, products, target)
+    found = _nested(c, width) if c.inner else _plain(c, width, products, _across(c), target, others)
+    least = least_step(c, width)
+    wide = (replace(t, step=max(t.step, least)) for t in found)
+    return list(dict.fromkeys(_fitting(t, c, width, products, target) for t in wide))
+
+
+def other_product_tiles(
+    tiles: Tiles, c: Contraction, width: int, products: int, target: Target, choice: Choice
+) -> Tiles:
+    """Tiles as a choice has them; later candidates need fewer registers."""
+    least = least_step(c, width)
     for _ in range(choice.candidate):
         tiles = _smaller(tiles, least if c.inner else None)
     if choice.adjustment == AS_RULED:
         return tiles
     step = doubled(tiles.step, choice.adjustment.lanes, least, lanes_of(c.swept, 256))
     return _fitting(replace(adjusted_tiles(tiles, c, choice.adjustment), step=step), c, width, products, target)
+
+
+def least_step(c: Contraction, width: int) -> int:
+    """The least positions of the swept class that a step takes."""
+    return max(LEAST_TILE, LEAST_BYTES // width) if c.inner else LEAST_BYTES // width
+
+
+def _across(c: Contraction) -> bool:
+    """Whether the matrix with the columns is contiguous along them."""
+    loads = [e for e in postorder([s.value for s in c.nest.stores]) if isinstance(e, Load)]
+    own = [e for e in loads if c.columns in e.axes and c.rows not in e.axes and len(e.axes) > 1]
+    return any(flat_offset(e.buffer, e.index).coefficient(c.columns) is Poly.ONE for e in own)
 
 
 def adjusted_tiles(tiles: AnyTiles, c: Contraction, adjustment: Adjustment) -> AnyTiles:
@@ -77,7 +95,7 @@ def lanes_of(axis: Axis, most: int) -> int:
     return max(LEAST_TILE, min(most, power_above(axis.extent.constant)))
 
 
-def _nested(c: Contraction, width: int) -> Tiles:
+def _nested(c: Contraction, width: int) -> list[Tiles]:
     """Products inside the sweep: the rows' operand stays, the accumulator has all columns."""
     held = max(lanes_of(a, 1 << 30) for a in (c.columns, *c.inner))
     columns = lanes_of(c.columns, 1 << 30)
@@ -92,35 +110,50 @@ def _nested(c: Contraction, width: int) -> Tiles:
         warps, step, stages = 4, 64, 3
     if width == 4:
         step, stages = 32, 2
-    return Tiles(rows, columns, step, warps, stages)
+    ruled = Tiles(rows, columns, step, warps, stages)
+    if width == 4 or lanes_of(c.rows, 128) < 128:
+        return [ruled]
+    wider = Tiles(128, columns, min(step, 64), 8, 3 if held <= 128 else 2)
+    fewer = Tiles(64, columns, step // 2, 4, 3) if step > 64 else replace(ruled, stages=2)  # room for a program more
+    return list(dict.fromkeys((ruled, wider, fewer)))
 
 
-def _plain(c: Contraction, width: int, products: int, across: bool, target: Target, beside: int) -> Tiles:
+def _plain(c: Contraction, width: int, products: int, across: bool, target: Target, beside: int) -> list[Tiles]:
     """One product, or several with the same rows: square tiles where the result is large."""
     rows, columns, step = lanes_of(c.rows, 128), lanes_of(c.columns, 128), lanes_of(c.swept, 128 // width)
-    others = 1
-    for a in c.grid:
-        others *= estimate(a.extent)
+    if rows <= FEW_ROWS:  # the other matrix is read once: long lines of it, many on their way
+        columns, step = (lanes_of(c.columns, 128), lanes_of(c.swept, 128)) if across else (32, lanes_of(c.swept, 256))
+        return [Tiles(rows, min(columns, lanes_of(c.columns, 128)), step, 4, 3 if across else 5)]
+    others = numel(c.grid)
 
     def programs(r: int, n: int) -> int:
         return others * -(-estimate(c.rows.extent) // r) * -(-estimate(c.columns.extent) // n) + beside // (r * n)
 
-    if rows <= FEW_ROWS:  # the other matrix is read once: long lines of it, many on their way
-        columns, step = (lanes_of(c.columns, 128), lanes_of(c.swept, 128)) if across else (32, lanes_of(c.swept, 256))
-        return Tiles(rows, min(columns, lanes_of(c.columns, 128)), step, 4, 3 if across else 5)
+    found: list[Tiles] = []
     constant = all(a.extent.constant is not None for a in (c.rows, c.columns, *c.grid))
-    if target.descriptors and width <= 2 and constant and programs(rows, columns) >= 4 * target.processors:
+    stays = target.descriptors and width <= 2 and constant
+    if stays and programs(rows, columns) >= 4 * target.processors:
         wide = Tiles(128, 256, 128 // width, 8, 3, resident=True)
         room = target.shared_bytes - RESERVED - _stored_bytes(wide, c)
         alone = products == 1 and len(_ends(c)) <= 1
         if alone and lanes_of(c.columns, 256) == 256 and rows == 128 and room >= 2 * _step_bytes(wide, width):
-            return wide
-        return Tiles(rows, columns, step, 8, 4, resident=True)
+            found.append(wide)
+        found.append(Tiles(rows, columns, step, 8, 4, resident=True))
     while programs(rows, columns) < target.processors and max(rows, columns) > 32:
         rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
+    found.append(_square(c, rows, columns, step))
+    if rows * columns > 64 * 64:  # smaller ones: more programs, and more of them at once
+        smaller = [(128, 128), (128, 64), (64, 128), (64, 64)]
+        found += [_square(c, min(rows, r), min(columns, n), step) for r, n in smaller]
+    return found
+
+
+def _square(c: Contraction, rows: int, columns: int, step: int) -> Tiles:
+    """Tiles of programs that end with their tile."""
     if rows * columns <= 64 * 64:
         step = lanes_of(c.swept, 2 * step)
-    return Tiles(rows, columns, step, 8 if rows * columns >= 128 * 128 else 4, 4 if rows * columns < 128 * 128 else 3)
+    large = rows * columns >= 128 * 128
+    return Tiles(rows, columns, step, 8 if large else 4, 3 if large else 4)
 
 
 def _smaller(tiles: Tiles, least: int | None) -> Tiles:

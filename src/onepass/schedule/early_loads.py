@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.kernel import Bind, Let, LoadElement, Loop, Operand, RandomWord, Statement, Tile, Var, When
-from ..ir.poly import Poly
+from ..ir.kernel import Bind, Let, LoadElement, Loop, RandomWord, Statement, Tile, When
+from .reads import names, reads
 
 
 def early_loads(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -23,7 +23,7 @@ def early_loads(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
             case Loop() | When():
                 s = replace(s, body=early_loads(s.body))
             case LoadElement():
-                needs = _names(s.offset) | _names(s.guard)
+                needs = names(reads(s))
                 place = max([floor, *(defined[n] + 1 for n in needs if n in defined)])
                 while place < len(result) and isinstance(result[place], LoadElement | Tile | Bind):
                     place += 1  # loads keep their order
@@ -47,9 +47,3 @@ def _defines(s: Statement) -> str:
         case Tile() | Bind():
             return s.axis.name
     return ""
-
-
-def _names(value: Operand | None) -> set[str]:
-    if isinstance(value, Var):
-        return {value.name}
-    return value.names() if isinstance(value, Poly) else set()

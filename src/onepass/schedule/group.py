@@ -1,49 +1,38 @@
-"""`schedule_group`: a group becomes one kernel, or two where a reduction is split over programs.
-
-A split's first kernel leaves one partial state per program in a workspace; the second merges them with
-the same monoid and computes what depends on the result.
-"""
+"""`schedule_group`: a group becomes one kernel, or two where a reduction is split over programs (`split.py`)."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
-from ..analysis.beside import contract_each
-from ..analysis.carried import CARRIED_ROWS
-from ..analysis.inline import reductions
-from ..analysis.legality import outer_axes, programs_of, ways
-from ..analysis.nest import Nest, NestStore, Refusal, direct_reductions
+from ..analysis.access import numel
+from ..analysis.contraction import Contraction
+from ..analysis.contractions import contractions
+from ..analysis.legality import ways
+from ..analysis.nest import Nest, Refusal
 from ..analysis.price import price
-from ..analysis.rows import arrange
-from ..analysis.tile_states import contract_tiles
 from ..errors import VerifyError
 from ..ir.choice import AS_RULED, FIRST, Adjustment, Choice
-from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import ScheduledGroup
 from ..ir.plan import Group, Store
-from ..ir.poly import Axis, Poly
-from ..ir.program import Buffer, Origin, contiguous_strides
+from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
 from ..ir.time import Time, total_us
-from .adjust import adjusted_chunk
-from .beside import schedule_beside
 from .complete import completed
-from .contraction_split import schedule_contraction
-from .contraction_states import schedule_tile_states
-from .layout import access_scores
-from .pieces import PieceScheduler
-from .sweeps import NestScheduler
-from .tile_layout import pieces_of, strip_axis
-from .tiles import TileScheduler
+from .product_kernels import schedule_products
+from .product_schedules import candidates, scheduled
+from .split import split, unfinished
+from .walk import nest_kernel
 
-ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
-PROGRAM_ELEMENTS = 1 << 15  # work enough for a program of its own
 NEAR = 1.1  # times its bound, where no other way is looked for
-CARRIED_ELEMENTS = 8192  # of the rows that the programs of one processor hold at once
+SHORT_US, FAR_ABOVE = 8.0, 1.25  # a time like a launch's, and times a bound, up to which no neighbours are looked at
+GAIN = 0.9  # of the time so far that a neighbour must be below
+MOST_CANDIDATES = 6  # that are built for a group with products
+PREFERRED = 0.95  # of the price of an earlier candidate that a later one must be below: the rules were measured, too
+FAR = 1.15  # times the time without a kernel, where no other candidate is looked at
 
 
 def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIRST) -> ScheduledGroup:
@@ -58,32 +47,46 @@ def _scheduled(group: Group, target: Target, name: str, choice: Choice) -> Sched
     Later candidates keep fewer values per thread: for a group whose first kernel spilled registers. What finishes
     a split is never adjusted.
     """
-    if group.beside:
-        parts = contract_each(group.stores)
-        if isinstance(parts, Refusal):
-            raise VerifyError(f"group {name} cannot be scheduled: {parts.reason}")
-        return schedule_beside(parts, target, name, group.origins, choice)
-    if group.tiled:
-        tiled = contract_tiles(group.stores)
-        if isinstance(tiled, Refusal):
-            raise VerifyError(f"group {name} cannot be scheduled: {tiled.reason}")
-        return schedule_tile_states(tiled, target, name, group.origins, choice)
     if group.products:
-        contraction = arrange(group.stores)
-        if isinstance(contraction, Refusal):
-            raise VerifyError(f"group {name} cannot be scheduled: {contraction.reason}")
-        return schedule_contraction(contraction, target, name, group.origins, choice)
+        return _with_products(group, target, name, choice)
     found = ways(group.stores, target)
     if isinstance(found, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {found.reason}")
-    schedule = group.schedule if choice == FIRST else None
+    schedule = group.schedule
     if choice.candidate:
+        schedule = None
         held = target.held_elements >> (2 * choice.candidate - 2)
         each = target.thread_elements >> (choice.candidate + 1)
         registers = target.registers >> choice.candidate
         target = replace(target, held_elements=held, thread_elements=each, registers=registers)
     nest = found[group.schedule.way if group.schedule is not None else 0]
     return build(nest, target, name, group.origins, choice.adjustment, schedule)
+
+
+def _with_products(group: Group, target: Target, name: str, choice: Choice) -> ScheduledGroup:
+    found = contractions(group)
+    if isinstance(found, Refusal):
+        raise VerifyError(f"group {name} cannot be scheduled: {found.reason}")
+    planned = group.schedule
+    if planned is None or not _fits(planned.shares or (planned,), found):
+        planned = choose_products(found, target).schedule
+    schedules = planned.shares or (planned,)
+    tiles = [scheduled(c, target, choice, s, n) for c, s, n in zip(found, schedules, _others(found), strict=True)]
+    return schedule_products(found, target, name, group.origins, tiles)
+
+
+def _fits(schedules: Sequence[Schedule], found: Sequence[Contraction]) -> bool:
+    """Whether schedules are of these contractions: other stores than were priced may have other axes."""
+    if len(schedules) != len(found):
+        return False
+    pairs = zip(found, ({axis for axis, _ in s.axes} for s in schedules), strict=True)
+    return all({c.rows, c.columns, c.swept} <= axes for c, axes in pairs)
+
+
+def _others(contractions: Sequence[Contraction]) -> list[int]:
+    """For each of them the elements of the other results."""
+    sizes = [numel(c.nest.stores[0].domain) for c in contractions]
+    return [sum(sizes) - size for size in sizes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,45 +96,74 @@ class Chosen:
     schedule: Schedule
     times: tuple[Time, ...]
 
+    @property
+    def time_us(self) -> float:
+        return total_us(self.times)
 
-def choose(stores: Iterable[Store], target: Target, bound_us: float) -> Chosen | Refusal:
-    """How stores run best as one kernel: every way is built and priced, unless one comes near `bound_us`."""
+
+def choose(stores: Iterable[Store], target: Target, bound_us: float, neighbours: bool = False) -> Chosen | Refusal:
+    """How stores run best as one kernel: every way is built and priced, unless one comes near `bound_us`.
+
+    `neighbours`: other sizes of its tiles, too, as long as one of them is faster.
+    """
     found = ways(stores, target)
     if isinstance(found, Refusal):
         return found
-    best: Chosen | None = None
-    for way, nest, each in _candidates(found, target):
-        built = build(nest, target, "k", (), each=each)
+
+    def priced(way: int, each: bool, adjustment: Adjustment) -> Chosen:
+        built = build(found[way], target, "k", (), adjustment, each=each)
         schedule = replace(built.kernels[0].schedule, way=way)
-        chosen = Chosen(schedule, tuple(price(k, target) for k in built.kernels))
-        if best is None or total_us(chosen.times) < total_us(best.times):
-            best = chosen
-        if total_us(best.times) <= NEAR * bound_us:
-            break
+        return Chosen(schedule, tuple(price(k, target) for k in built.kernels))
+
+    best: Chosen | None = None
+    for way, each in _candidates(found, target):
+        chosen = priced(way, each, AS_RULED)
+        if best is None or chosen.time_us < best.time_us:
+            best, like = chosen, (way, each)
+        if best.time_us <= NEAR * bound_us:
+            return best
     assert best is not None
+    adjustment = AS_RULED
+    while neighbours and best.time_us > max(FAR_ABOVE * bound_us, SHORT_US):
+        others = [(priced(*like, a), a) for a in adjustment.neighbours() if not a.stages]
+        fastest, moved = min(others, key=lambda o: o[0].time_us)
+        if fastest.time_us >= GAIN * best.time_us:
+            break
+        best, adjustment = fastest, moved
     return best
 
 
-def _candidates(found: list[Nest], target: Target) -> Iterator[tuple[int, Nest, bool]]:
+def _candidates(found: list[Nest], target: Target) -> Iterator[tuple[int, bool]]:
     """Ways to number programs; of a split over rows, too, a program for each row."""
     for way, nest in enumerate(found):
-        yield way, nest, False
+        yield way, False
         inner = [c for c in nest.classes if c not in nest.outer and c is not nest.split]
-        if nest.split is not None and inner and target.warp and not any(map(nest.carried, _ends(nest, nest.split))):
-            yield way, nest, True
+        if (
+            nest.split is not None
+            and inner
+            and target.warp
+            and not any(map(nest.carried, unfinished(nest, nest.split)))
+        ):
+            yield way, True
 
 
-def _ends(nest: Nest, axis: Axis) -> list[Reduce]:
-    """The reductions that a split over a class leaves unfinished."""
-    return [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
+def choose_products(found: Sequence[Contraction], target: Target, limit_us: float = math.inf) -> Chosen:
+    """How kernels with products run best: candidates are built and priced, until one is far above `limit_us`.
 
-
-def price_group(group: Group, target: Target) -> float:
-    """What the kernels of a group take, in microseconds; without end where there are none."""
-    if group.products:
-        return total_us(price(k, target) for k in schedule_group(group, target, "k").kernels)
-    chosen = choose(group.stores, target, 0.0)
-    return math.inf if isinstance(chosen, Refusal) else total_us(chosen.times)
+    Several contractions have nothing in common but their launch.
+    """
+    sides = [candidates(c, target, n) for c, n in zip(found, _others(found), strict=True)]
+    best: Chosen | None = None
+    for tiles in itertools.islice(itertools.zip_longest(*sides), MOST_CANDIDATES):
+        own = [t or side[-1] for t, side in zip(tiles, sides, strict=True)]
+        kernels = schedule_products(found, target, "k", (), own).kernels
+        chosen = Chosen(kernels[0].schedule, tuple(price(k, target) for k in kernels))
+        if best is None or chosen.time_us < PREFERRED * best.time_us:
+            best = chosen
+        if best.time_us > FAR * limit_us:
+            break
+    assert best is not None
+    return best
 
 
 def build(
@@ -143,128 +175,10 @@ def build(
     schedule: Schedule | None = None,
     each: bool = False,
 ) -> ScheduledGroup:
-    """The kernels of a nest. `schedule`: of the first of them; else the rules of the target say, adjusted.
+    """The kernels of a nest. `schedule`: of the first of them, else the rules of the target say; adjusted.
 
     `each`: every position of a split has a program.
     """
     if nest.split is None:
-        scheduler = _scheduler(nest, target)(nest, target, None, adjustment, schedule)
-        return ScheduledGroup((scheduler.build(name, origins),))
-    return _split(nest, nest.split, origins, target, name, adjustment, schedule, each)
-
-
-def _scheduler(nest: Nest, target: Target) -> type[NestScheduler]:
-    if not target.warp:
-        return NestScheduler
-    return TileScheduler if pieces_of(nest, target) is None else PieceScheduler
-
-
-def _split(
-    nest: Nest,
-    axis: Axis,
-    origins: tuple[Origin, ...],
-    target: Target,
-    name: str,
-    adjustment: Adjustment,
-    schedule: Schedule | None,
-    each: bool,
-) -> ScheduledGroup:
-    ends = _ends(nest, axis)
-    outer, device = nest.outer, nest.stores[0].buffer.device
-    if schedule is not None:
-        size = max(1, schedule.factor(axis).chunk)
-    elif each:
-        size = 1
-    else:
-        size = adjusted_chunk(_chunk_size(nest, axis, ends, target), axis, adjustment)
-    alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
-    number = axis if alone else Axis("chunk", (axis.extent + size - 1) // size)
-    first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
-    workspace: list[Buffer] = []
-    partial: dict[Reduce, list[Buffer]] = {}
-    for r in ends:
-        partial[r] = []
-        axes = (*outer, number, *nest.carried(r))
-        shape = tuple(a.extent for a in axes)
-        values = _share(nest, r, axis) if alone else [Part(r, k) for k in range(len(r.part_dtypes))]
-        for value in values:
-            buffer = Buffer(f"{name}_w{len(workspace)}", value.dtype, shape, contiguous_strides(shape), device)
-            workspace.append(buffer)
-            partial[r].append(buffer)
-            first.append(NestStore(buffer, tuple(a.poly() for a in axes), value, frozenset(axes)))
-    if alone:
-        head, chunks = Nest(tuple(first), nest.classes, nest.bound, (*outer, axis)), None
-    else:
-        head = Nest(tuple(first), (*nest.classes, number), nest.bound, (*outer, number), axis)
-        chunks = {axis: (number, size)}
-    kernel = _scheduler(head, target)(head, target, chunks, adjustment, schedule).build(f"{name}_partial", origins)
-    tail = _finish(nest, number, partial)
-    finish = _scheduler(tail, target)(tail, target).build(f"{name}_finish", origins)
-    return ScheduledGroup((kernel, finish), tuple(workspace))
-
-
-def _share(nest: Nest, reduce: Reduce, axis: Axis) -> list[Expr]:
-    """The state of a reduction at one position of a class it runs over."""
-    here = {a: axis.poly() for a in reduce.over if nest.bound[a] is axis}
-    inputs = tuple(substitute_axes(v, here) for v in reduce.inputs)
-    if rest := tuple(a for a in reduce.over if a not in here):
-        inner = Reduce(reduce.monoid, inputs, rest)
-        return [Part(inner, k) for k in range(len(inner.part_dtypes))]
-    match reduce.monoid:
-        case "welford":
-            return [inputs[0], const(0.0, inputs[0].dtype), const(1.0, inputs[0].dtype)]
-        case "any" | "all":
-            return [pointwise("ne", inputs[0], const(0, inputs[0].dtype))]
-    return list(inputs)
-
-
-def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> int:
-    """Positions of the split class that one program takes."""
-    if any(nest.carried(r) for r in ends):
-        inner = [c for c in nest.classes if c not in (*nest.outer, axis)]
-        each = max(1, min(4, CARRIED_ELEMENTS // tile_elements(inner))) if target.warp else 2
-        return max(CARRIED_ROWS, -(-estimate(axis.extent) // (each * target.processors)))
-    taken = programs_of(nest, target)
-    domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in reductions(s.value for s in nest.stores))]
-    if max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):
-        return 1
-    if target.warp and axis in _contiguous(nest) - {strip_axis(nest, access_scores(nest)[0])}:
-        return 1  # what lies across is stored in tiles of several positions
-    size = max(1, -(-estimate(axis.extent) // max(1, target.split_programs // max(1, taken))))
-    if target.warp and strip_axis(nest, access_scores(nest)[0]) is axis:  # whole strips
-        size = max(ROW_CHUNK if taken == numel(nest.outer) else COLUMN_CHUNK, power_above(size))
-    return size
-
-
-def _contiguous(nest: Nest) -> set[Axis]:
-    """The classes along which large results lie side by side."""
-    most = max(numel(s.domain) for s in nest.stores)
-    found = [(flat_offset(s.buffer, s.index), s.domain) for s in nest.stores if 4 * numel(s.domain) > most]
-    return {a for offset, domain in found for a in domain if offset.coefficient(a) is Poly.ONE}
-
-
-def _finish(nest: Nest, chunk: Axis, partial: dict[Reduce, list[Buffer]]) -> Nest:
-    """The stores that need the split reductions, reading merged partials instead."""
-    merged: dict[Reduce, Reduce] = {}
-    bound = dict(nest.bound)
-    over = Axis("chunk.r", chunk.extent)
-    bound[over] = Axis("chunk.c", chunk.extent)
-    for r, buffers in partial.items():
-        at = tuple(a.poly() for a in (*nest.outer, over, *nest.carried(r)))
-        loads = tuple(Load(b, at) for b in buffers)
-        monoid = "welford_merge" if r.monoid == "welford" else r.monoid
-        merged[r] = Reduce(monoid, loads, (over,))
-
-    def swap(e: Expr) -> Expr | None:
-        if isinstance(e, Part) and e.source in merged:
-            return Part(merged[e.source], e.index)  # type: ignore[index]
-        return None
-
-    stores = tuple(
-        NestStore(s.buffer, s.index, rewrite(s.value, swap), s.domain, s.region)
-        for s in nest.stores
-        if any(r in partial for r in direct_reductions([s.value]))
-    )
-    classes = (*(c for c in nest.classes if any(c in s.domain for s in stores)), bound[over])
-    tail = Nest(stores, classes, bound)
-    return Nest(stores, classes, bound, outer_axes(tail))
+        return ScheduledGroup((nest_kernel(nest, target, name, origins, schedule, adjustment=adjustment),))
+    return split(nest, nest.split, origins, target, name, adjustment, schedule, each)

@@ -6,7 +6,6 @@ log2(n) of the 53 bits. That is half the work, and lanes merge by addition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from ..ir.dtypes import DType
@@ -18,19 +17,17 @@ from ..ir.kernel import (
     Let,
     LoadElement,
     Loop,
-    Operand,
     RandomWord,
     ReadLocal,
     Rescale,
     Start,
     Statement,
     StoreElement,
-    Var,
     WriteLocal,
     rewritten,
     walk,
 )
-from ..ir.poly import Poly
+from .reads import names, reads
 
 _SIMPLE = (Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Accumulate)
 
@@ -70,28 +67,9 @@ def _shifted(body: tuple[Statement, ...]) -> set[Accumulator]:
 
 def _first(body: tuple[Statement, ...], s: Accumulate) -> FirstElement:
     """The origin of the state that `s` enters, with those statements of a strip's body that it needs."""
-    needed, found = _names(s.inputs), list[Statement]()
+    needed, found = names(s.inputs), list[Statement]()
     for x in reversed(body):
         if isinstance(x, Let | LoadElement | RandomWord | ReadLocal) and x.var.name in needed:
             found.append(x)
-            needed |= _names(_operands(x))
+            needed |= names(reads(x))
     return FirstElement(s.accumulator, tuple(reversed(found)), s.inputs[0])
-
-
-def _operands(s: Let | LoadElement | RandomWord | ReadLocal) -> tuple[Operand | None, ...]:
-    match s:
-        case Let():
-            return s.args
-        case LoadElement():
-            return s.offset, s.guard
-        case RandomWord():
-            return s.seed, s.index
-    return (s.index,)
-
-
-def _names(operands: Iterable[Operand | None]) -> set[str]:
-    """The variables in operands; one inside an index is a symbol of its name."""
-    found: set[str] = set()
-    for o in operands:
-        found |= {o.name} if isinstance(o, Var) else {s.name for s in o.symbols()} if isinstance(o, Poly) else set()
-    return found

@@ -7,8 +7,8 @@ where a row does not stay in cache between two sweeps; the numbers are those of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate
 from ..analysis.factor import LN2, drops_nothing
@@ -20,10 +20,8 @@ from ..ir.kernel import Let, Local, Operand, ReadLocal, Rescale, Var, WriteLocal
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, product
 from ..ir.program import Buffer
-from .builder import Builder, Finished
-
-if TYPE_CHECKING:
-    from .sweeps import Item, NestScheduler
+from .builder import Builder, Finished, looped
+from .leaf import Item, Leaf, Point, cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +33,7 @@ class Online:
     others: tuple[Item, ...]
 
 
-def find_online(
-    scheduler: NestScheduler, first: list[Item], second: list[Item], axes: frozenset[Axis]
-) -> Online | None:
+def find_online(leaf: Leaf, first: list[Item], second: list[Item], axes: frozenset[Axis]) -> Online | None:
     """Whether two levels of one scope can share a pass over memory, and gain by it."""
     sweeping = [i for i in first if i.domain - axes]
     if len(sweeping) != 1 or any(i.reduce is not None for i in first if i is not sweeping[0]):
@@ -48,9 +44,9 @@ def find_online(
     inner = leader.domain - axes
     size = product(a.extent for a in inner)
     row_bytes = max((e.buffer.dtype.bytes for e in postorder(leader.values) if isinstance(e, Load)), default=0)
-    if len(inner) != 1 or inner & scheduler.chunks.keys() or estimate(size) * row_bytes <= scheduler.found_again_bytes:
+    if len(inner) != 1 or leaf.nest.split in inner or estimate(size) * row_bytes <= leaf.found_again_bytes:
         return None
-    if len(scheduler.pieces(next(iter(inner)), [leader, *second])) > 1:
+    if len(cuts(next(iter(inner)), [leader, *second])) > 1:
         return None
     followers: list[tuple[Item, Expr]] = []
     others = [i for i in first if i is not leader]
@@ -67,23 +63,22 @@ def find_online(
     return Online(leader, tuple(followers), tuple(others)) if followers else None
 
 
-def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]) -> None:
-    """Emit the merged pass; afterwards both reductions are finished in the current scope."""
-    builder = scheduler.builder
-    leader = scheduler.started(online.leader, axes)
-    followers = [(scheduler.started(item, axes), h) for item, h in online.followers]
-    (axis,) = leader.domain - axes
+def sweep_online(leaf: Leaf, online: Online, start: Callable[[Item], Item], axis: Axis, point: Point) -> None:
+    """Emit the merged pass; afterwards both reductions are finished in the current scope. `start` sets up a state."""
+    builder = leaf.builder
+    leader = start(online.leader)
+    followers = [(start(item), h) for item, h in online.followers]
     assert leader.reduce is not None and leader.accumulator is not None
     dtype = leader.reduce.part_dtypes[0]
     reference = Local(builder.name("reference"), dtype, 1, leader.accumulator.tiles)
     builder.locals.append(reference)
     builder.add(WriteLocal(reference, Poly.ZERO, const(lowest(dtype), dtype)))
-    block = scheduler.online_block
-    for first, blocks, whole in scheduler.spans(axis, block):
+    block = leaf.online_block
+    for first, blocks, whole in leaf.spans(axis, block):
         count = Axis(builder.name("block"), blocks)
-        with builder.block(scheduler.closer(count, "sweep")):
-            start = first + count * block
-            scheduler.strip_block(axis, block, start, [leader], whole)
+        with builder.block(looped(count)):
+            at = first + count * block
+            leaf.online_step([leader], axis, at, whole, point)
             builder.here.parts[leader.reduce] = Finished(leader.accumulator)
             new = builder.emit(Part(leader.reduce, 0))
             for item, h in followers:
@@ -92,8 +87,11 @@ def sweep_online(scheduler: NestScheduler, online: Online, axes: frozenset[Axis]
                 builder.add(ReadLocal(old, reference, Poly.ZERO))
                 builder.add(Rescale(item.accumulator, carry(builder, leader.reduce, h, new, old)))
             builder.add(WriteLocal(reference, Poly.ZERO, new))
-            scheduler.strip_block(axis, block, start, [item for item, _ in followers], whole)
-    scheduler.merge_online(leader, followers)
+            leaf.online_step([item for item, _ in followers], axis, at, whole, point)
+    for item in (leader, *(item for item, _ in followers)):
+        assert item.reduce is not None and item.accumulator is not None
+        builder.here.parts[item.reduce] = Finished(item.accumulator)
+    leaf.merge_online(leader, followers)
 
 
 def carry(builder: Builder, reduce: Reduce, h: Expr, new: Operand, old: Var) -> Var:

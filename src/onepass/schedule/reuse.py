@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..analysis.access import storage_bytes
-from ..ir.kernel import LoadElement, Loop, Statement, When
+from ..ir.kernel import LoadElement, Loop, Statement, When, rewritten
 from ..ir.program import Buffer
 from ..ir.target import Target
 
@@ -20,34 +20,28 @@ Path = tuple[int, ...]  # positions of the loops around a statement
 def mark_reuse(body: tuple[Statement, ...], target: Target) -> tuple[Statement, ...]:
     """The statements, each load with its `reuse`. A sweep whose end needs masks has two loads: the last half is the
     last sweep."""
-    places: dict[Buffer, list[Path]] = {}
+    places: dict[Buffer, dict[str, Path]] = {}
     _collect(body, (), places)
-    repeated = {
-        b: found for b, found in places.items() if len(set(found)) == len(found) > 1 and larger_than_cache(b, target)
-    }
-    last = {b: found[-(len(found) // 2) :] for b, found in repeated.items()}
+    marks: dict[str, str] = {}
+    for buffer, found in places.items():
+        if len(set(found.values())) == len(found) > 1 and larger_than_cache(buffer, target):
+            first = len(found) - len(found) // 2
+            marks |= {name: "again" if k < first else "never" for k, name in enumerate(found)}
 
-    def mark(block: tuple[Statement, ...], path: Path) -> tuple[Statement, ...]:
-        result: list[Statement] = []
-        for k, s in enumerate(block):
-            match s:
-                case Loop() | When():
-                    s = replace(s, body=mark(s.body, (*path, k)))
-                case LoadElement() if s.buffer in last:
-                    s = replace(s, reuse="never" if path in last[s.buffer] else "again")
-            result.append(s)
-        return tuple(result)
+    def mark(s: Statement) -> Statement:
+        return replace(s, reuse=marks[s.var.name]) if isinstance(s, LoadElement) and s.var.name in marks else s
 
-    return mark(body, ()) if last else body
+    return rewritten(body, mark) if marks else body
 
 
-def _collect(block: tuple[Statement, ...], path: Path, places: dict[Buffer, list[Path]]) -> None:
+def _collect(block: tuple[Statement, ...], path: Path, places: dict[Buffer, dict[str, Path]]) -> None:
+    """Every load of a buffer, by the name of its variable."""
     for k, s in enumerate(block):
         match s:
             case Loop() | When():
                 _collect(s.body, (*path, k), places)
             case LoadElement():
-                places.setdefault(s.buffer, []).append(path)
+                places.setdefault(s.buffer, {})[s.var.name] = path
 
 
 def larger_than_cache(buffer: Buffer, target: Target) -> bool:

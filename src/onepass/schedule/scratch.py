@@ -7,7 +7,6 @@ is kept when recomputing it costs more than a trip through the nearest cache and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..analysis.access import RANDOM_COST
 from ..ir.expr import Expr, Load, Part, Pointwise, Random, postorder
@@ -15,32 +14,28 @@ from ..ir.kernel import Local
 from ..ir.ops import OPS
 from ..ir.poly import Axis, Poly, product
 from .builder import Kept
-
-if TYPE_CHECKING:
-    from .sweeps import Item, NestScheduler
+from .leaf import Item, Leaf, cuts
 
 KEEP_COST = 6.0
 LOAD_COST = 1.5
 
 
-def choose_kept(
-    cluster: Sequence[Item], later: Sequence[Item], inner: frozenset[Axis], scheduler: NestScheduler
-) -> dict[Expr, Kept]:
+def choose_kept(cluster: Sequence[Item], later: Sequence[Item], inner: frozenset[Axis], leaf: Leaf) -> dict[Expr, Kept]:
     """The values the sweep over `inner` should leave behind for `later` ones."""
     size = product(a.extent for a in inner).constant
-    if not inner or not later or size is None or any(a in scheduler.chunks for a in inner):
+    if not inner or not later or size is None or leaf.nest.split in inner:
         return {}
-    if any(len(scheduler.pieces(a, [*cluster, *later])) > 1 for a in inner):
+    if any(len(cuts(a, [*cluster, *later])) > 1 for a in inner):
         return {}
     made = {e for i in cluster for v in i.values for e in postorder([v], into_reductions=False) if e.axes & inner}
-    budget = scheduler.target.cache_bytes // 4
+    budget = leaf.target.cache_bytes // 4
     kept: dict[Expr, Kept] = {}
     for e in _topmost([v for i in later for v in i.values], made):
         needed = size * e.dtype.bytes
-        if needed <= budget and recompute_cost(e) >= KEEP_COST and scheduler.builder.kept(e) is None:
+        if needed <= budget and recompute_cost(e) >= KEEP_COST and leaf.builder.kept(e) is None:
             budget -= needed
-            local = Local(scheduler.builder.name("row"), e.dtype, size)
-            kept[e] = Kept(local, linear(scheduler.layout.order(inner)))
+            local = Local(leaf.builder.name("row"), e.dtype, size)
+            kept[e] = Kept(local, linear(leaf.layout.order(inner)))
     return kept
 
 

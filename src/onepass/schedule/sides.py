@@ -22,10 +22,10 @@ from ..ir.kernel import (
     Share,
     Statement,
     Tile,
-    Var,
     When,
 )
 from ..ir.poly import Poly, is_far
+from .reads import names, reads
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _NONE: frozenset[str] = frozenset()
@@ -65,14 +65,8 @@ class _Walk:
 
     def define(self, s: Statement) -> None:
         match s:
-            case Let():
-                self.along[s.var.name] = self.axes(*s.args)
-            case LoadElement():
-                self.along[s.var.name] = self.axes(s.offset, s.guard)
-            case LoadTile():
-                self.along[s.var.name] = self.axes(s.offset)
-            case RandomWord():
-                self.along[s.var.name] = self.axes(s.index)
+            case Let() | LoadElement() | LoadTile() | RandomWord():
+                self.along[s.var.name] = self.axes(*reads(s))
             case ReadLocal():
                 self.along[s.var.name] = frozenset(a.name for a in s.local.tiles)
             case Fold():
@@ -82,10 +76,9 @@ class _Walk:
                 left = frozenset(a.name for a in s.accumulator.tiles if a not in s.accumulator.folded)
                 self.along |= {v.name: left for v in s.parts}
 
-    def axes(self, *operands: Operand | None) -> frozenset[str]:
+    def axes(self, *operands: Operand) -> frozenset[str]:
         """The tile axes that operands together vary over."""
-        names = [({o.name} if isinstance(o, Var) else o.names()) for o in operands if isinstance(o, Var | Poly)]
-        return _NONE.union(*(self.along.get(n, _NONE) for found in names for n in found))
+        return _NONE.union(*(self.along.get(name, _NONE) for name in names(operands)))
 
     def sides(self, args: tuple[Operand, ...], dims: dict[str, int], counters: tuple[str, ...]) -> tuple[Operand, ...]:
         """Where a side varies along several tile axes, the last of them and the loops' counters go to the right."""

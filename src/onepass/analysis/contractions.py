@@ -1,21 +1,23 @@
-"""Groups whose matrix products stand side by side: each store with those it shares reductions with, on its own."""
+"""`contractions`: the roles of classes in a group with matrix products, or why the group has no program."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ..ir.expr import Reduce
-from ..ir.plan import Store
-from .contraction import Contraction, contract
+from ..ir.plan import Group, Store
+from .contraction import Contraction
 from .inline import reductions
 from .nest import Refusal
+from .rows import arrange
+from .tile_states import contract_tiles
 
 
-def contract_each(stores: Iterable[Store]) -> list[Contraction] | Refusal:
-    """The contractions of a group, in the order of their first stores, or why one of them has no program."""
+def contractions(group: Group) -> list[Contraction] | Refusal:
+    """The contractions of a group: several, in the order of their first stores, where they only share a launch."""
     found: list[Contraction] = []
-    for part in _apart(stores):
-        contraction = contract(part)
+    for part in _apart(group.stores) if group.beside else [list(group.stores)]:
+        contraction = contract_tiles(part) if group.tiled else arrange(part)
         if isinstance(contraction, Refusal):
             return contraction
         found.append(contraction)

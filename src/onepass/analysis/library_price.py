@@ -1,0 +1,70 @@
+"""The predicted time of the library's products and attention, beside which a kernel of ours is priced.
+
+Rates are those of one H200 (bfloat16, 85 products and 24 calls of attention, 2026-11-18: 95 % of the products within
+12 % of their price), as parts of the rate in the target's table; for other chips unmeasured.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..ir.dtypes import DType
+from ..ir.program import Define
+from ..ir.target import Target
+from .access import estimate, numel, storage_bytes
+from .inline import loaded, reductions
+from .operands import operands, uncast
+from .single_row import vector_and_matrix
+
+# Tiles that the library chooses from, and the part of the table's rate that each reaches.
+TILES = ((128, 256, 1.21), (128, 128, 1.25), (64, 64, 1.1))
+CALL_US = 1.2  # beyond a launch of ours
+EXPOSED = 0.65  # of the shorter of memory's and the matrix unit's time
+UNALIGNED = 3.0  # times as long, where rows of a matrix start at odd addresses
+ALIGNED_BYTES = 16
+# Attention: until the library has started; the part of the table's rate with heads of 128 and of at most 64; what the
+# unequal lengths of causal rows cost, in tiles.
+ATTENTION_US, WIDE, NARROW, UNEVEN, NARROW_HEAD, QUERIES = 5.0, 1.0, 0.72, 4.5, 64, 128
+
+
+def multiply_rate(dtype: DType, target: Target) -> float:
+    """Multiply-adds per microsecond on operands of one type, as matmuls of the library reach."""
+    if dtype is DType.F32:
+        return target.products_per_us / (2 if target.rounded_products else 16)
+    return target.products_per_us * (2 if dtype.bytes == 1 else 1)
+
+
+def product_us(define: Define, target: Target) -> float:
+    """The time of one product of matrices by the library."""
+    total = target.launch_us + CALL_US
+    for r in reductions([define.value]):
+        sides = operands(r) or vector_and_matrix(r)
+        left, right = sides if sides is not None else (r, r)
+        depth = numel(r.over)
+        rows, columns = numel(left.axes - right.axes), numel(right.axes - left.axes)
+        batches = numel((left.axes & right.axes) - {*r.over}) if sides is not None else numel(r.axes)
+        rate = multiply_rate(uncast(left).dtype, target)
+        unit = min(_unit_us(batches, rows, columns, depth, *tile, rate, target) for tile in TILES)
+        moved = [define.buffer, *loaded(define.value)]
+        memory = sum(map(storage_bytes, moved)) / target.memory_bytes_per_us
+        odd = any(b.dtype.bytes * estimate(s) % ALIGNED_BYTES for b in moved for s in b.strides if estimate(s) > 1)
+        total += (max(unit, memory) + EXPOSED * min(unit, memory)) * (UNALIGNED if odd else 1.0)
+    return total
+
+
+def _unit_us(
+    batches: int, rows: int, columns: int, depth: int, down: int, across: int, part: float, rate: float, target: Target
+) -> float:
+    """The matrix unit's time with one kind of tiles; the last round of tiles takes as long as any."""
+    tiles = batches * -(-rows // down) * -(-columns // across)
+    rounds = math.ceil(tiles / target.processors)
+    return rounds * target.processors * down * across * depth / (part * rate)
+
+
+def attention_us(batches: int, heads: int, rows: int, keys: int, depth: int, causal: bool, target: Target) -> float:
+    """The time of one call of the library's attention on 16-bit operands."""
+    rounds = math.ceil(batches * heads * -(-rows // QUERIES) / target.processors)
+    products = 2 * rounds * target.processors * QUERIES * keys * depth
+    part = WIDE if depth > NARROW_HEAD else NARROW
+    visited = 0.5 + 0.5 * min(1.0, UNEVEN * QUERIES / max(1, rows)) if causal else 1.0
+    return target.launch_us + ATTENTION_US + visited * products / (part * target.products_per_us)

@@ -1,0 +1,65 @@
+"""`F.scaled_dot_product_attention` with a mask, as plain math: one kernel instead of products in float32.
+
+AOTAutograd expands a call whose mask the library's kernels do not take to products of float32 matrices, which are
+stored. Here operands stay 16-bit, scores are float32, and the weights are rounded to the
+type of the values before they multiply them, as the library's kernels do. A row in which no score counts is zero, as
+in eager. Left alone: calls that a kernel of the library takes, and those that backward goes through, whose scores
+would be stored. Of a chip that is not here torch cannot say what its library takes: there every masked call is math.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .torch_private import library_takes
+
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def masked_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None, grouped: bool
+) -> Tensor:
+    """Attention of queries that a mask lets see some keys: booleans, or numbers that are added to the scores."""
+    if grouped:
+        key, value = (_repeated(t, query.shape[-3] // t.shape[-3]) for t in (key, value))
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query.float() @ key.float().transpose(-2, -1)) * factor
+    boolean = mask.dtype is torch.bool
+    scores = scores.masked_fill(mask.logical_not(), -math.inf) if boolean else scores + mask.float()
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - torch.where(top == -math.inf, 0.0, top))
+    total = weights.sum(-1, keepdim=True)
+    return (weights / torch.where(total == 0.0, 1.0, total)).to(value.dtype) @ value
+
+
+def _repeated(heads: Tensor, times: int) -> Tensor:
+    """Every head so many times in a row."""
+    *outer, count, rows, width = heads.shape
+    return heads.unsqueeze(-3).expand(*outer, count, times, rows, width).reshape(*outer, count * times, rows, width)
+
+
+class MaskedAttentionWrittenOut(TorchFunctionMode):  # type: ignore[misc]
+    """While a graph is traced: masked attention that nothing differentiates is traced as plain math."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {**dict(zip(_NAMES, args, strict=False)), **(kwargs or {})}
+        if function is not torch.nn.functional.scaled_dot_product_attention or not _is_masked(given):
+            return function(*args, **(kwargs or {}))
+        query, key, value, mask = (given[name] for name in _NAMES[:4])
+        return masked_attention(query, key, value, mask, given.get("scale"), bool(given.get("enable_gqa")))
+
+
+def _is_masked(given: dict[str, Any]) -> bool:
+    tensors = [t for name in _NAMES[:4] if isinstance(t := given.get(name), Tensor)]
+    if given.get("dropout_p") or given.get("is_causal") or len(tensors) < 4:
+        return False
+    wide = any(t.dtype not in (torch.float16, torch.bfloat16) or t.dim() < 3 for t in tensors[:3])
+    if wide or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return False
+    query, key, value, mask = tensors
+    return not query.is_cuda or not library_takes(query, key, value, mask)

@@ -1,0 +1,196 @@
+"""Leaves of a kernel whose programs are threads: loops, the innermost of which runs as vector lanes.
+
+Either the vector is an inner class, and sweeps run in strips with one state per lane; or it is a block of a grid class,
+whose positions every innermost loop runs over, with one state each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from ..analysis.access import flat_offset
+from ..analysis.nest import Nest, provable
+from ..ir.expr import Expr, Load, Reduce, postorder
+from ..ir.kernel import Accumulator, Bind, Kernel, Local, Operand, Start, WriteLocal
+from ..ir.poly import Axis, Poly, product
+from ..ir.target import Target
+from .builder import Builder, Kept, Scope, when
+from .layout import Layout
+from .leaf import Item, Leaf, Point, Then, cuts
+from .scratch import choose_kept, linear
+from .strips import in_strips
+
+ONLINE_BLOCK = 4096
+PLAIN_SUM = 64  # additions in a row whose rounding needs no compensation
+
+
+class Lanes(Leaf):
+    """Loops of vector lanes."""
+
+    def __init__(self, nest: Nest, target: Target, layout: Layout, builder: Builder) -> None:
+        super().__init__(nest, target, layout, builder)
+        loops = {a for a in layout.blocks if layout.schedule.factor(a).loop}
+        self.tiled = next((a for a in layout.blocks if a not in loops), None)
+        self.looped = next(iter(loops), None)  # a blocked class of the grid that each program loops over (transposes)
+
+    # --- the program ---
+
+    def open_program(self, items: list[Item], then: Then) -> None:
+        self._open_grid(self.layout.grid, items, then)
+
+    def completed(self, kernel: Kernel) -> Kernel:
+        body = in_strips(kernel.body, self.builder, self.target)
+        return replace(kernel, body=body, locals=tuple(self.builder.locals))
+
+    def _open_grid(self, axes: Sequence[Axis], items: list[Item], then: Then) -> None:
+        if not axes:
+            self._open_looped(items, then)
+            return
+        axis, rest = axes[0], axes[1:]
+        position = self.number_programs(axis)
+        pieces = cuts(axis, items) if axis not in self.layout.blocks else []
+        if len(pieces) < 2:
+            self._open_grid(rest, items, then)
+            return
+        grid = list(self.grid)
+        for low, high in pieces:
+            self.grid = list(grid)
+            inside = Axis(self.builder.name(f"{position.name}_"), high - low)
+            with self.builder.block(when(self._between(position, low, high)), {axis: low + inside}):
+                self.builder.add(Bind(inside, position - low))
+                self._open_grid(rest, self.specialised(items, axis, low, high), then)
+
+    def _between(self, position: Axis, low: Poly, high: Poly) -> Operand:
+        """Whether a position is in [low, high), one end of which is inside its range."""
+        found: Operand | None = None
+        if low.terms:
+            found = self.builder.compare("lt", low - 1, position.poly(), "piece")
+        if high is not position.extent:
+            found = self.builder.both(found, self.builder.compare("lt", position.poly(), high, "piece"), "piece")
+        assert found is not None
+        return found
+
+    def _open_looped(self, items: list[Item], then: Then) -> None:
+        """The loop over a program's block of a second blocked class, if there is one."""
+        if self.looped is None:
+            then(items)
+            return
+        self._gather_blocks(items, self.looped)
+        with self._own_loop(self.looped, "sweep"):
+            then(items)
+
+    def _gather_blocks(self, items: list[Item], looped: Axis) -> None:
+        """Loads contiguous along the looped axis are copied into scratch line by line, then read across.
+
+        Reading memory across its lines would touch every line of the block once per position of `looped`;
+        a large power-of-two stride would not even find them in cache again.
+        """
+        tiled = self.tiled
+        assert tiled is not None
+        pitch = self.layout.blocks[looped] + 1  # odd, so that a column does not fall into one cache set
+        place = (tiled - self.starts[tiled]) * pitch + (looped - self.starts[looped])
+        for load in dict.fromkeys(e for i in items for v in i.values for e in postorder([v]) if isinstance(e, Load)):
+            along = flat_offset(load.buffer, load.index).coefficient(looped)
+            whole = {tiled, looped} <= load.axes and not load.children and provable(load.buffer, load.index)
+            if not whole or along is None or along.constant not in (1, -1):
+                continue
+            local = Local(self.builder.name("block"), load.dtype, self.layout.blocks[tiled] * pitch)
+            self.builder.locals.append(local)
+            with self._own_loop(tiled, "sweep"), self._own_loop(looped, "tile"):
+                value = self.builder.emit(load)
+                self.builder.add(WriteLocal(local, self.builder.resolve(place), value))
+            self.builder.here.kept[load] = Kept(local, place)
+
+    def _own_loop(self, axis: Axis, kind: str) -> AbstractContextManager[Scope]:
+        """A loop over the program's block of a class."""
+        return self.block_loop(axis, kind, self.layout.blocks[axis], self.starts[axis])
+
+    # --- states ---
+
+    def lanes(self, reduce: Reduce, swept: frozenset[Axis]) -> int:
+        if self.tiled is not None:
+            return self.layout.blocks[self.tiled]
+        if not swept:
+            return 1
+        lanes = 4 * self.target.vector_bytes // max(d.bytes for d in reduce.part_dtypes)
+        extent = self.layout.vector_axis(swept).extent.constant
+        while extent is not None and lanes > 1 and lanes >= 2 * extent:
+            lanes //= 2
+        return lanes
+
+    def accumulator(self, reduce: Reduce, lanes: int) -> Accumulator:
+        count = product(a.extent for a in reduce.over).constant
+        if count is None:
+            count = 1 << 62  # a size known only at run time may be any
+        return self._states(reduce, lanes, count if self.tiled is not None else -(-count // lanes))
+
+    running_accumulator = accumulator
+
+    def carrier(self, item: Item, rows: int) -> Item:
+        assert item.reduce is not None
+        inside = self.nest.carried(item.reduce)
+        states = product(a.extent for a in inside).constant
+        assert states is not None
+        accumulator = self._states(item.reduce, states, rows)
+        self.builder.add(Start(accumulator))
+        return replace(item, accumulator=accumulator, state=linear(self.layout.order(inside)))
+
+    def _states(self, reduce: Reduce, lanes: int, run: int) -> Accumulator:
+        """`run`: how many elements enter one state, at most."""
+        long = reduce.monoid == "sum" and reduce.dtype.is_float and run > PLAIN_SUM
+        name = self.builder.name(f"{reduce.monoid}_acc")
+        return Accumulator(name, reduce.monoid, reduce.part_dtypes, lanes, PLAIN_SUM if long else 0)
+
+    def rounds(self, reduce: Reduce) -> Poly | None:
+        """None where one of the sweeps is cut into pieces."""
+        reduced = {self.nest.bound[a] for a in reduce.over}
+        rounds = Poly.ZERO
+        for axis in (a for scope in self.builder.scopes for a in scope.bindings if a in reduced):
+            at = self.builder.resolve(axis.poly())
+            if axis is self.nest.split:
+                if rounds.terms:
+                    return None  # the last chunk may be shorter
+                at -= self.chunk_start()
+            elif len(at.terms) != 1 or [a.extent for a in at.atoms() if isinstance(a, Axis)] != [axis.extent]:
+                return None
+            rounds = rounds * axis.extent + at
+        return rounds
+
+    def keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
+        return {} if self.tiled is not None else choose_kept(cluster, later, inner, self)
+
+    # --- loops ---
+
+    def sweep(self, items: list[Item], axis: Axis, point: Point) -> None:
+        if axis is self.tiled:
+            with self._own_loop(axis, "tile") as scope:
+                point(items, scope.physical[axis] - self.starts[axis])
+            return
+        lanes = _strip_lanes(items)
+        lane = Axis(self.builder.name("lane"), Poly.of(lanes)) if lanes else None
+        kind, at = ("strip", lane.poly()) if lane is not None else ("tile", Poly.ZERO)
+        for inside in self.loops(axis, items, kind, lanes, lane):
+            point(inside, at, counted=False)
+
+    @property
+    def found_again_bytes(self) -> float:
+        return math.inf if self.tiled is not None else self.target.cache_bytes
+
+    @property
+    def online_block(self) -> int:
+        return ONLINE_BLOCK
+
+    def online_step(self, items: list[Item], axis: Axis, start: Poly, whole: bool, point: Point) -> None:
+        lanes = _strip_lanes(items)
+        lane = Axis(self.builder.name("lane"), Poly.of(lanes))
+        with self.block_loop(axis, "strip", self.online_block, start, lanes, lane):
+            point(items, lane.poly())
+
+
+def _strip_lanes(items: list[Item]) -> int:
+    """Lanes of a strip: every state that has several must have one for each; 0 where nothing is reduced."""
+    lanes = [i.accumulator.lanes for i in items if i.accumulator is not None and i.state is None]
+    return min((n for n in lanes if n > 1), default=min(lanes, default=0))

@@ -1,0 +1,211 @@
+"""The leaves of a kernel: how it runs over a class, and where its states are.
+
+The walker (`walk.py`) knows the order of everything that a nest computes. A leaf opens the positions that a program
+owns, sets up the states of reductions and runs over classes: loops of vector lanes for C (`lanes.py`), tiles for Triton
+(`tiles.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+from ..analysis.conditions import breakpoints, ordered, specialise
+from ..analysis.nest import Nest, NestStore
+from ..ir.expr import Expr, Reduce
+from ..ir.kernel import Accumulator, GridAxis, Kernel, Operand
+from ..ir.poly import Axis, Poly, nonnegative
+from ..ir.target import Target
+from .builder import Builder, Kept, Scope, looped
+from .layout import Layout, chunk_axis
+
+MOST_CUTS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing to compute: a store, or a reduction's accumulation, over a domain of classes."""
+
+    domain: frozenset[Axis]
+    values: tuple[Expr, ...]
+    store: NestStore | None = None
+    reduce: Reduce | None = None
+    accumulator: Accumulator | None = None
+    state: Poly | None = None  # which of the accumulator's states it enters, where positions have their own
+
+
+Then: TypeAlias = Callable[[list[Item]], None]
+
+
+class Point(Protocol):
+    """Computes items at the current position. `lane`: which state they enter, where an accumulator has several.
+
+    `counted`: the sweeps around say how many elements a state has met before.
+    """
+
+    def __call__(self, items: list[Item], lane: Poly, counted: bool = True) -> None: ...
+
+
+class Leaf(ABC):
+    """What the walker asks of lanes and tiles."""
+
+    tiled: Axis | None = None  # a class of the grid whose positions in the program are the innermost lanes
+
+    def __init__(self, nest: Nest, target: Target, layout: Layout, builder: Builder) -> None:
+        self.nest, self.target, self.layout, self.builder = nest, target, layout, builder
+        self.grid: list[GridAxis] = []
+        self.starts: dict[Axis, Poly] = {}  # blocked class -> first position of this program's block
+
+    # --- the program ---
+
+    @abstractmethod
+    def open_program(self, items: list[Item], then: Then) -> None:
+        """Number the programs and open the positions that one owns; `then` computes the items there."""
+
+    def number_programs(self, axis: Axis) -> Axis:
+        """One more dimension of the grid: the positions of a class, or its blocks where a program owns one."""
+        block = self.layout.blocks.get(axis)
+        position = Axis(f"g{len(self.grid)}", axis.extent if block is None else (axis.extent + block - 1) // block)
+        self.grid.append(GridAxis(position, position.extent))
+        if block is None:
+            self.builder.here.bindings[axis] = position.poly()
+        else:
+            self.starts[axis] = position * block
+        return position
+
+    @abstractmethod
+    def completed(self, kernel: Kernel) -> Kernel:
+        """The kernel after the passes over its statements that this kind of program has."""
+
+    def first_of(self, item: Item) -> list[Axis]:
+        """The classes of the grid whose first position alone has this item, where only its programs compute it."""
+        return []
+
+    def at_start(self, axes: list[Axis]) -> Operand:
+        """Whether this program has the first positions of classes."""
+        condition: Operand | None = None
+        for axis in axes:
+            start = self.starts[axis] if axis in self.starts else self.builder.resolve(axis.poly())
+            condition = self.builder.both(condition, self.builder.compare("lt", start, Poly.ONE))
+        assert condition is not None
+        return condition
+
+    # --- states ---
+
+    @abstractmethod
+    def lanes(self, reduce: Reduce, swept: frozenset[Axis]) -> int:
+        """How many states a reduction has during a sweep over some classes."""
+
+    @abstractmethod
+    def accumulator(self, reduce: Reduce, lanes: int) -> Accumulator:
+        """The states of a reduction during a sweep."""
+
+    @abstractmethod
+    def running_accumulator(self, reduce: Reduce, lanes: int) -> Accumulator:
+        """The states of a reduction during an online sweep, in which they are read after every block."""
+
+    @abstractmethod
+    def carrier(self, item: Item, rows: int) -> Item:
+        """A reduction over `rows` positions of the split class, with states that stay for the whole program."""
+
+    def rounds(self, reduce: Reduce) -> Poly | None:
+        """How often the sweeps around this position have run before it, where that is known and asked for."""
+        return None
+
+    def fold(self, reduce: Reduce, values: tuple[Operand, ...]) -> None:
+        """A reduction over classes that are open as a whole."""
+        raise AssertionError("no class is open as a whole")
+
+    def keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
+        """Values that a sweep leaves in scratch for later ones."""
+        return {}
+
+    # --- loops ---
+
+    @abstractmethod
+    def sweep(self, items: list[Item], axis: Axis, point: Point) -> None:
+        """Run over a class, with every item computed at each position."""
+
+    @property
+    def lane_position(self) -> Poly:
+        """The state that an item enters where no class is left to run over."""
+        return Poly.ZERO
+
+    def loops(
+        self, axis: Axis, items: list[Item], kind: str = "sweep", lanes: int = 1, lane: Axis | None = None
+    ) -> Iterator[list[Item]]:
+        """Loops over a class: one over the program's chunk of it, or one for each of its pieces, with its items."""
+        if axis is self.nest.split:
+            with self.block_loop(axis, kind, self.layout.chunk, self.chunk_start(), lanes, lane):
+                yield items
+            return
+        for low, high in cuts(axis, items):
+            loop = Axis(self.builder.name("i" if kind == "sweep" else "j"), high - low)
+            with self.builder.block(looped(loop, kind, lanes, lane), {axis: low + loop}):
+                yield self.specialised(items, axis, low, high)
+
+    def chunk_start(self) -> Poly:
+        """The first position of the program's chunk of the split class."""
+        number = chunk_axis(self.nest)
+        assert number is not None
+        return self.builder.resolve(number * self.layout.chunk)
+
+    def block_loop(
+        self, axis: Axis, kind: str, size: int, start: Poly, lanes: int = 1, lane: Axis | None = None
+    ) -> AbstractContextManager[Scope]:
+        """A loop over positions [start, start + size) of a class, cut off at its end."""
+        loop = Axis(self.builder.name("t"), Poly.of(size))
+        limit = None if not (axis.extent % size).terms else axis.extent - start
+        return self.builder.block(looped(loop, kind, lanes, lane, limit), {axis: axis.poly()}, {axis: start + loop})
+
+    def specialised(self, items: list[Item], axis: Axis, low: Poly, high: Poly) -> list[Item]:
+        """Items with decided conditions folded; stores whose region excludes this piece dropped."""
+        bindings = self.builder.bound()
+        finished = [r for scope in self.builder.scopes for r in scope.parts]
+        inside = [i for i in items if i.store is None or not _outside(i.store, axis, low, high)]
+        return [replace(i, values=specialise(i.values, bindings, finished)) for i in inside]
+
+    # --- online sweeps ---
+
+    @property
+    @abstractmethod
+    def found_again_bytes(self) -> float:
+        """Bytes of a row that a second sweep finds in a cache."""
+
+    @property
+    @abstractmethod
+    def online_block(self) -> int:
+        """Positions whose maximum is taken before their terms are added."""
+
+    def spans(self, axis: Axis, size: int) -> list[tuple[Poly, Poly, bool]]:
+        """A class in blocks: where a run of them starts, how many there are, whether none crosses the end."""
+        return [(Poly.ZERO, (axis.extent + size - 1) // size, not (axis.extent % size).terms)]
+
+    @abstractmethod
+    def online_step(self, items: list[Item], axis: Axis, start: Poly, whole: bool, point: Point) -> None:
+        """Run over one block of an online sweep."""
+
+    def merge_online(self, leader: Item, followers: list[tuple[Item, Expr]]) -> None:  # noqa: B027
+        """After an online sweep: states of one reduction that have different references become one."""
+
+
+def cuts(axis: Axis, items: list[Item]) -> list[tuple[Poly, Poly]]:
+    """Pieces of a class in each of which every condition on it is decided."""
+    points = breakpoints((v for i in items for v in i.values), axis)
+    for i in items:
+        for a, low, high in i.store.region if i.store else ():
+            if a is axis:
+                points |= {low, high}
+    found = ordered(points, axis.extent) if points else None
+    if found is None or len(found) > MOST_CUTS:
+        return [(Poly.ZERO, axis.extent)]
+    return list(itertools.pairwise(found))
+
+
+def _outside(store: NestStore, axis: Axis, low: Poly, high: Poly) -> bool:
+    """Whether the store's region provably misses the positions [low, high); one that overlaps them is guarded."""
+    return any(nonnegative(start - high) or nonnegative(low - stop) for a, start, stop in store.region if a is axis)

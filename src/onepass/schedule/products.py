@@ -1,0 +1,500 @@
+"""A contraction becomes one kernel: matrix products, and the reductions of their results.
+
+A program owns a tile of rows and columns. Reductions of the result sweep one class, and the products that their terms
+are made of are computed inside the sweep. Where the columns of products are reduced, they are swept or held; a product
+whose own sum is long is then a loop inside. Last, a tile may be folded to states, which another kernel merges. The
+builder places values that do not vary along the swept class before the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..analysis.access import estimate, numel, power_above, storage_bytes
+from ..analysis.bounds import Range, assuming, find_ranges, needed
+from ..analysis.contraction import Contraction
+from ..analysis.formulas import some
+from ..analysis.inline import reductions
+from ..analysis.nest import NestStore, direct_reductions
+from ..analysis.operands import operands, sided
+from ..analysis.passes import Pass, passes
+from ..analysis.rows import row_reductions
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Load, Part, Reduce, const, postorder, substitute_axes
+from ..ir.kernel import (
+    Accumulate,
+    Accumulator,
+    Contract,
+    Fold,
+    GridAxis,
+    Kernel,
+    Let,
+    LoadTile,
+    Local,
+    Loop,
+    Operand,
+    ReadLocal,
+    Rescale,
+    Start,
+    StoreTile,
+    Var,
+    WriteLocal,
+)
+from ..ir.monoids import lowest
+from ..ir.poly import Axis, Poly, product
+from ..ir.program import Buffer, Origin
+from ..ir.schedule import Factor, Schedule
+from ..ir.target import Target
+from .builder import Finished
+from .contraction_row_tiles import RowTiles
+from .contraction_tiles import FEW_ROWS, GROUPED, Tiles, lanes_of
+from .matrix_tiles import COLUMN, ROW, MatrixTiles
+from .online import carry
+from .product_schedules import matrices
+from .reuse import larger_than_cache
+from .sweep_spans import WHOLE, Span, spans
+from .tiles import has_far_values, needs_wide
+from .walk import kernel_symbols
+
+MOST_STREAMED = 4  # times the chip's cache (see `_streams`): on one H200, 134 MB gain 4 % and 268 MB lose as much
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A reduction over the swept class, its state, and its inputs: of a product its matrices.
+
+    `h`: of the maximum that the reduction follows, scales it.
+    """
+
+    reduce: Reduce
+    accumulator: Accumulator
+    inputs: tuple[Expr, ...]
+    product: bool
+    h: Expr | None
+
+
+class ProductScheduler(MatrixTiles):
+    """Builds one kernel from one contraction."""
+
+    def __init__(
+        self,
+        contraction: Contraction,
+        target: Target,
+        tiles: Tiles,
+        chunk: Axis | None = None,
+        steps: Poly = Poly.ZERO,
+        company: ProductScheduler | None = None,
+    ) -> None:
+        """`chunk`: which part of the swept class a program has, of so many steps."""
+        super().__init__(company)
+        self.c, self.target, self.tiles = contraction, target, tiles
+        self.depth = tiles.depth if isinstance(tiles, RowTiles) else 0  # of a product's own sum; 0: all of it
+        self.chunk, self.steps = chunk, steps
+        self.passing = list(self.c.passing)  # stores inside a sweep that are not done
+        self.stores = [s for s in self.c.nest.stores if s not in self.passing]  # at the end of the program
+        self.numbers = {  # rows and columns -> the number of the tile
+            cls: Axis(f"{cls.name}t", (cls.extent + lanes - 1) // lanes)
+            for cls, lanes in ((self.c.rows, tiles.rows), (self.c.columns, tiles.columns))
+        }
+        self.grid: list[GridAxis] = []
+        nest_stores = self.c.nest.stores
+        self.wide = any(map(needs_wide, (*_read(nest_stores), *(s.buffer for s in nest_stores))))
+        self.streams = False  # blocks that hardware copies are read once
+
+    def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
+        """The whole kernel."""
+        self._open_program()
+        self._reduce()
+        results = [self.builder.emit(substitute_axes(s.value, self.here)) for s in self.stores]
+        for s, result in zip(self.stores, results, strict=True):
+            self._store(s, self.here, result)
+        body = tuple(self.builder.scopes[0].statements)
+        stores = (*self.stores, *self.c.passing)
+        return Kernel(
+            name=name,
+            reads=_read(stores),
+            writes=tuple(s.buffer for s in stores),
+            symbols=kernel_symbols(self.c.nest),
+            grid=tuple(self.grid),
+            body=body,
+            locals=tuple(self.builder.locals),
+            origins=origins,
+            schedule=self._schedule(),
+            work=product(a.extent for a in self.c.nest.classes),
+            warps=self.tiles.warps,
+            stages=self.tiles.stages,
+            wide=self.wide or has_far_values(body),
+            descriptors=tuple(self.descriptors.values()),
+            resident=self.target.processors if self.tiles.resident else 0,
+            flat=self.tiles.resident and matrices(self.c)[1] == 1,
+            streams=self.streams,
+        )
+
+    def programs(self) -> int:
+        """How many programs there are without a split."""
+        c, t = self.c, self.tiles
+        across = 1 if c.inner else -(-estimate(c.columns.extent) // t.columns)
+        return numel(c.grid) * -(-estimate(c.rows.extent) // t.rows) * across
+
+    def _schedule(self) -> Schedule:
+        """How the axes run, as data."""
+        c, t = self.c, self.tiles
+        inside = Factor(tile=self.depth, role="inside") if self.depth else None
+        swept = Factor(loop=True, tile=t.step)
+        across = Factor(tile=t.columns) if c.held else swept
+        axes = [
+            *((a, Factor(grid=True)) for a in c.grid),
+            (c.rows, Factor(grid=True, tile=t.rows, role="rows")),
+            (c.columns, across if c.reduces_columns else Factor(grid=not c.inner, tile=t.columns, role="columns")),
+            *(() if c.reduces_columns else ((c.swept, swept),)),
+            *((a, inside or Factor(tile=lanes_of(a, 1 << 30))) for a in c.inner if a is not c.columns),
+        ]
+        chunks = estimate(self.chunk.extent) if self.chunk is not None else 0
+        return Schedule(tuple(axes), (), t.warps, t.stages, chunks=chunks, staged=True, resident=t.resident)
+
+    # --- axes ---
+
+    @property
+    def here(self) -> dict[Axis, Poly]:
+        """Rows, and columns that are not swept, as the axes of tiles."""
+        c = self.c
+        rows = {c.rows: self.axis(c.rows, ROW).poly()}
+        return rows | ({c.columns: self.axis(c.columns, COLUMN).poly()} if c.held or not c.reduces_columns else {})
+
+    def _open_program(self) -> None:
+        c, t, here = self.c, self.tiles, self.builder.here
+        for cls in (*c.grid, *((self.chunk,) if self.chunk is not None else ())):
+            here.bindings[cls] = self._grid_axis(cls.extent).poly()
+        down, across = (self.numbers[cls].extent for cls in (c.rows, c.columns))
+        if c.inner or (c.columns.extent.constant is not None and c.columns.extent.constant <= t.columns):
+            row, column = self._grid_axis(down).poly(), Poly.ZERO
+            if self._longest_last():
+                row = down - 1 - row
+        else:
+            row, column = self._grouped(down, across)
+        here.bindings |= {self.numbers[c.rows]: row, self.numbers[c.columns]: column}
+        self.first_row = row * t.rows
+        self.open(c.rows, ROW, t.rows, self.first_row)
+        if c.columns in self.here:
+            self.open(c.columns, COLUMN, t.columns, column * t.columns)
+        for cls in c.inner if not self.depth else ():
+            for dim in (ROW, COLUMN):
+                if (cls, dim) not in self.opened:
+                    self.open(cls, dim, max(16, power_above(cls.extent.constant)), Poly.ZERO)
+
+    def _longest_last(self) -> bool:
+        """Whether later rows have more to sweep: they should start first."""
+        rows, found = self.c.rows, []
+        for r in reductions(s.value for s in self.c.nest.stores):
+            if len(r.over) == 1 and rows in r.axes:
+                counts = needed(r.inputs[0], r.monoid, r.monoid == "max")
+                found += find_ranges(counts, rows, r.over[0], Poly.ZERO, 1)
+        return any(b.upper and b.slope > 0 for one in found for b in one)
+
+    def _grid_axis(self, extent: Poly) -> Axis:
+        position = Axis(f"g{len(self.grid)}", extent)
+        self.grid.append(GridAxis(position, extent))
+        return position
+
+    def _grouped(self, down: Poly, across: Poly) -> tuple[Poly, Poly]:
+        """Tiles in an order that keeps both matrices in cache: a few rows of tiles, column by column."""
+        count = down.constant
+        group = next((g for g in (GROUPED, 4, 2) if count is not None and count % g == 0), 1)
+        if group == 1:
+            row = self._grid_axis(down)
+            return row.poly(), self._grid_axis(across).poly()
+        outer, column, within = (self._grid_axis(e) for e in (down // group, across, Poly.of(group)))
+        return outer * group + within, column.poly()
+
+    @contextmanager
+    def _loop(
+        self, stem: str, cls: Axis, step: int, dims: Iterable[int] = (ROW, COLUMN), span: Span = WHOLE
+    ) -> Iterator[None]:
+        """A loop over a class, of which a step is open as rows, as columns or as both."""
+        loop = Axis(self.builder.name(stem), (cls.extent + step - 1) // step)
+        with self.builder.block(
+            lambda body: Loop(loop, loop.extent, "sweep", body, after=span.after, before=span.before)
+        ):
+            for dim in dims:
+                self.open(cls, dim, step, loop * step)
+            yield
+
+    # --- reductions of the result ---
+
+    def _reduce(self) -> None:
+        """Every reduction of the result.
+
+        Reductions over a class of the products come first if others depend on them, else last: matrices are copied for
+        the products first.
+        """
+        c = self.c
+        early = set(reductions(v for r in row_reductions(c) for v in r.inputs)) if c.beside else set()
+        for r in c.beside:
+            if r in early:
+                self._fold_inner(self.oriented(r))
+        if c.held:
+            self._fold_columns()
+        else:
+            for one in passes(c):
+                self._sweep(one)
+        for r in c.beside:
+            if r not in early:
+                self._fold_inner(self.oriented(r))
+        for r, values in c.entering.items():
+            self._fold_tile(r, values)
+
+    def oriented(self, reduce: Reduce) -> Reduce:
+        """A reduction of the result over the rows and columns that are open."""
+        part = substitute_axes(Part(reduce, 0), self.here)
+        assert isinstance(part, Part) and isinstance(part.source, Reduce)
+        return part.source
+
+    def _fold_columns(self) -> None:
+        """Every reduction of columns that are all here; products first, for all of them."""
+        column = self.axis(self.c.columns, COLUMN)
+        found = [self.oriented(r) for r in row_reductions(self.c)]
+        inputs = {r: tuple(substitute_axes(v, {r.over[0]: column.poly()}) for v in r.inputs) for r in found}
+        results = [substitute_axes(s.value, self.here) for s in self.c.nest.stores]
+        self._inside([*(v for values in inputs.values() for v in values), *results])
+        for r, values in inputs.items():
+            self._fold(r, values, self.lanes[column])
+
+    def _fold_inner(self, reduce: Reduce) -> None:
+        """A reduction of rows over a class that products sum over."""
+        (over,) = reduce.over
+        cls = self.c.nest.bound[over]
+        inputs = tuple(substitute_axes(v, {over: self.axis(cls, COLUMN).poly()}) for v in reduce.inputs)
+        if not self.depth:
+            self._fold(reduce, inputs, self.lane(cls, COLUMN))
+            return
+        state = self._state(f"{reduce.monoid}_acc", reduce, (self.c.rows,))
+        with self._loop("k", cls, self.depth, (COLUMN,)):
+            values = tuple(self.builder.emit(v) for v in inputs)
+            self.builder.add(Accumulate(state, self.lane(cls, COLUMN).poly(), values))
+        self.builder.here.parts[reduce] = Finished(state)
+
+    def _fold_tile(self, reduce: Reduce, values: tuple[Expr, ...]) -> None:
+        """The state that a tile leaves; a sum that follows a maximum takes that of its tile."""
+        c, builder = self.c, self.builder
+        follows = c.carried.get(reduce)
+        if follows is not None and follows.stand_in is not None:
+            builder.here.values[follows.stand_in] = self._safe(builder.emit(Part(self.oriented(follows.top), 0)))
+        sides = [(cls, dim) for cls, dim in ((c.columns, COLUMN), (c.rows, ROW)) if cls in c.sweeps(reduce)]
+        inputs = [substitute_axes(v, self.here) for v in values]
+        self._fold(self.oriented(reduce), inputs, *(self.lane(cls, dim) for cls, dim in sides))
+
+    def _fold(self, reduce: Reduce, values: Iterable[Expr], *over: Axis) -> None:
+        inputs = tuple(self.builder.emit(v) for v in values)
+        parts = tuple(Var(self.builder.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
+        self.builder.add(Fold(reduce.monoid, inputs, over, parts))
+        self.builder.here.values |= {Part(reduce, k): var for k, var in enumerate(parts)}
+
+    def _state(self, name: str, reduce: Reduce, classes: tuple[Axis, ...]) -> Accumulator:
+        """A state for rows, or for rows and columns, from nothing."""
+        axes = [self.axis(cls, dim) for dim, cls in enumerate(classes)]
+        tiles = tuple(self.lanes[a] for a in axes if a in reduce.axes)
+        state = Accumulator(self.builder.name(name), reduce.monoid, reduce.part_dtypes, 1, tiles=tiles)
+        self.builder.add(Start(state))
+        return state
+
+    # --- sweeps ---
+
+    def _sweep(self, one: Pass) -> None:
+        """One pass over the swept class for reductions of one level, and for the sums carried beside it."""
+        first = [self._started(r) for r in one.level]
+        second = [self._started(r, h) for r, h in one.carried.items()]
+        reference = self._reference(first[0]) if second else None
+        ranges = self._ranges(one, (*first, *second))
+        for span in spans(ranges, self.tiles.step, self.builder.resolve):
+            self._step(first, second, reference, span)
+        for running in (*first, *second):
+            self.builder.here.parts[running.reduce] = Finished(running.accumulator)
+
+    def _started(self, reduce: Reduce, h: Expr | None = None) -> _Running:
+        """A reduction's state for the whole program, and its inputs, over the swept class."""
+        reduce, c = self.oriented(reduce), self.c
+        is_product = operands(reduce) is not None
+        if is_product:
+            inputs: tuple[Expr, ...] = self._sides(reduce)
+        else:
+            here = {reduce.over[0]: self.axis(c.swept, COLUMN).poly()}
+            inputs = tuple(substitute_axes(v, here) for v in reduce.inputs)
+        state = self._state(f"{reduce.monoid}_acc", reduce, (c.rows, c.columns) if is_product else (c.rows,))
+        return _Running(reduce, state, inputs, is_product, None if h is None else substitute_axes(h, self.here))
+
+    def _is_one_step(self) -> bool:
+        """Whether a sweep is over after its first step: there is nothing to carry, and nothing to skip."""
+        extent = self.c.swept.extent.constant
+        return extent is not None and extent <= self.tiles.step
+
+    def _ranges(self, one: Pass, running: tuple[_Running, ...]) -> list[Range]:
+        """Positions outside which every term is its reduction's identity: -inf of a maximum, zero of sums."""
+        if self._is_one_step() or self.c.passing or not one.skips(self.c):
+            return [()]
+        unled = {self.oriented(r) for r in one.sums}
+        counts = some(needed(r.inputs[0], r.reduce.monoid, r.reduce not in unled) for r in running)
+        rows, swept = self.axis(self.c.rows, ROW), self.axis(self.c.swept, COLUMN)
+        return find_ranges(counts, rows, swept, self.first_row, self.tiles.rows)
+
+    def _step(self, first: list[_Running], second: list[_Running], reference: Local | None, span: Span) -> None:
+        if self.chunk is not None:
+            at = self.builder.resolve(self.chunk * self.steps)
+            span = Span(span.holding, (*span.after, at), (*span.before, at + self.steps))
+        with self._loop("i", self.c.swept, self.tiles.step, span=span):
+            for running in first:
+                self._enter(running, span.holding)
+            if reference is not None:
+                moved = self._carry(first[0], second, reference)
+                # Products last: what the matrix unit adds to is touched right before it starts.
+                for running in sorted(second, key=lambda r: r.product):
+                    self._enter(running, span.holding, moved[running.h])
+            self._pass_by()
+
+    def _pass_by(self) -> None:
+        """Columns that are stored leave with the first sweep that has computed them."""
+        here = self.here | {self.c.columns: self.axis(self.c.columns, COLUMN).poly()}
+        while self.passing:
+            s = self.passing.pop(0)
+            value = substitute_axes(s.value, here)
+            self._inside([value])
+            self._store(s, here, self.builder.emit(value))
+
+    def _reference(self, leader: _Running) -> Local:
+        dtype = leader.reduce.part_dtypes[0]
+        local = Local(self.builder.name("reference"), dtype, 1, leader.accumulator.tiles)
+        self.builder.locals.append(local)
+        self.builder.add(WriteLocal(local, Poly.ZERO, const(lowest(dtype), dtype)))
+        return local
+
+    def _carry(self, leader: _Running, following: list[_Running], reference: Local) -> dict[Expr | None, Var]:
+        """The factors, by h, that move sums so far to the maximum as it is now."""
+        builder, top = self.builder, Part(leader.reduce, 0)
+        builder.here.parts[leader.reduce] = Finished(leader.accumulator)
+        new = builder.emit(top)
+        old = Var(builder.name("old"), reference.dtype)
+        builder.add(ReadLocal(old, reference, Poly.ZERO))
+        scales = dict.fromkeys(r.h for r in following if r.h is not None)
+        moved: dict[Expr | None, Var] = {h: carry(builder, leader.reduce, h, new, old) for h in scales}
+        builder.add(WriteLocal(reference, Poly.ZERO, new))
+        builder.here.values[top] = self._safe(new)
+        return moved
+
+    def _safe(self, maximum: Operand) -> Var:
+        """A maximum to subtract: zero for rows without any term, so that -inf meets no -inf."""
+        assert isinstance(maximum, Var)
+        builder, dtype = self.builder, maximum.dtype
+        none, safe = Var(builder.name("none"), DType.BOOL), Var(builder.name("safe"), dtype)
+        builder.add(Let(none, "eq", (maximum, const(lowest(dtype), dtype))))
+        builder.add(Let(safe, "where", (none, const(0.0, dtype), maximum)))
+        return safe
+
+    def _enter(self, running: _Running, holding: tuple[Poly, ...], moved: Var | None = None) -> None:
+        """One step of the sweep enters a state, where conditions hold; the state is `moved` before."""
+        done = [r for scope in self.builder.scopes for r in scope.parts]
+        assumed = [(v, assuming(v, holding, done)) for v in running.inputs]
+        inputs = tuple(v if running.product and less.axes != v.axes else less for v, less in assumed)  # whole matrices
+        self._inside(inputs)
+        values = tuple(self._matrix(v) if running.product else self.builder.emit(v) for v in inputs)
+        if moved is not None and not self._is_one_step():
+            self.builder.add(Rescale(running.accumulator, moved, guarded=False))
+        if running.product:
+            self._contract(values, running.inputs[0].dtype, self.c.swept, running.accumulator)
+        else:
+            lane = self.lane(self.c.swept, COLUMN)
+            self.builder.add(Accumulate(running.accumulator, lane.poly(), values))
+
+    # --- products ---
+
+    def _inside(self, values: Sequence[Expr]) -> None:
+        """Products of the rows and columns that are open; a long sum is a loop for all that share it."""
+        wanted: dict[Axis, list[Reduce]] = {}
+        for r in direct_reductions(values):
+            known = any(Part(r, 0) in scope.values or r in scope.parts for scope in self.builder.scopes)
+            if operands(r) is not None and not known:
+                wanted.setdefault(self.c.nest.bound[r.over[0]], []).append(r)
+        for cls, products in wanted.items():
+            if self.depth:
+                self._sum(cls, products)
+            else:
+                self.builder.here.values |= {Part(r, 0): self._multiplied(r, cls, None) for r in products}
+
+    def _sum(self, cls: Axis, products: list[Reduce]) -> None:
+        """Products over one class, step by step."""
+        states = [self._state("product_acc", r, (self.c.rows, self.c.columns)) for r in products]
+        with self._loop("k", cls, self.depth):
+            for r, state in zip(products, states, strict=True):
+                self._multiplied(r, cls, state)
+        for r, state in zip(products, states, strict=True):
+            self.builder.here.parts[r] = Finished(state)
+            self.builder.emit(Part(r, 0))
+
+    def _sides(self, reduce: Reduce) -> tuple[Expr, Expr]:
+        """The matrices of a product, the one with the rows first, over the class that it sums over."""
+        (over,), sides = reduce.over, operands(reduce)
+        assert sides is not None
+        cls = self.c.nest.bound[over]
+        left, right = sided(sides, self.axis(self.c.rows, ROW))
+        return (
+            substitute_axes(left, {over: self.axis(cls, COLUMN).poly()}),
+            substitute_axes(right, {over: self.axis(cls, ROW).poly()}),
+        )
+
+    def _multiplied(self, reduce: Reduce, cls: Axis, accumulator: Accumulator | None) -> Var:
+        sides = self._sides(reduce)
+        return self._contract(tuple(map(self._matrix, sides)), sides[0].dtype, cls, accumulator)
+
+    def _contract(
+        self, matrices: tuple[Operand, ...], dtype: DType, over: Axis, accumulator: Accumulator | None
+    ) -> Var:
+        var = Var(self.builder.name("product"), DType.I32 if dtype.is_integer else DType.F32)
+        left, right = matrices
+        precision = "tf32" if self.target.rounded_products else "ieee"
+        summed = tuple(self.lane(over, dim) for dim in (COLUMN, ROW))
+        self.builder.add(Contract(var, left, right, dtype, precision, summed, accumulator))  # type: ignore[arg-type]
+        return var
+
+    def _matrix(self, value: Expr) -> Operand:
+        """An operand of the matrix unit; one that comes from memory as it is, is copied by hardware.
+
+        Not where rows are few, unless it is a stream: other loads run ahead and wait for no barrier of all threads.
+        """
+        if isinstance(value, Load) and self.target.descriptors and (self.tiles.rows > FEW_ROWS or self._streams(value)):
+            known = any(value in scope.values for scope in self.builder.scopes)
+            found = None if known else self.block(value.buffer, value.index)
+            if found is not None:
+                # Rows are few where streams are: then nothing else is copied.
+                self.streams = self.target.gives_up_copies and self.tiles.rows <= FEW_ROWS
+                block = LoadTile(Var(self.builder.name("block"), value.dtype), *found)
+                scope = self.builder.scopes[self.builder.depth(value)]  # the same for all steps: once
+                scope.statements.append(block)
+                scope.values[value] = block.var
+                return block.var
+        return self.builder.emit(value)
+
+    def _streams(self, load: Load) -> bool:
+        """Whether a matrix is read once, and would not stay in the chip's cache: better that others stay.
+
+        That saves a constant time. Under a sweep with products inside, copies by hardware come a little slower than
+        other loads, so that a matrix much larger than the cache loses more than it gains.
+        """
+        once = self.tiles.rows <= FEW_ROWS and load.axes >= set(self.c.grid)
+        if not once or not larger_than_cache(load.buffer, self.target):
+            return False
+        products = map(operands, reductions(s.value for s in self.c.nest.stores))
+        as_is = {side.buffer for sides in products for side in sides or () if isinstance(side, Load)}
+        all_bytes = sum(map(storage_bytes, as_is))
+        return not self.c.inner or all_bytes <= MOST_STREAMED * self.target.chip_cache_bytes
+
+    def _store(self, store: NestStore, here: dict[Axis, Poly], value: Operand) -> None:
+        index = tuple(p.substitute(here) for p in store.index)
+        block = self.block(store.buffer, index) if self.tiles.resident else None
+        if block is None:
+            self.builder.store(store.buffer, index, value)
+        else:
+            self.builder.add(StoreTile(*block, value))
+
+
+def _read(stores: Iterable[NestStore]) -> tuple[Buffer, ...]:
+    return tuple(dict.fromkeys(e.buffer for e in postorder([s.value for s in stores]) if isinstance(e, Load)))

@@ -1,0 +1,110 @@
+"""A reduction that too few programs would run is split over more of them: a first kernel, and one that finishes.
+
+Every program of the first kernel leaves the state of its chunk in a workspace. The finish merges the states with the
+same monoid and computes the values that depend on the result.
+"""
+
+from __future__ import annotations
+
+from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
+from ..analysis.carried import CARRIED_ROWS
+from ..analysis.inline import reductions
+from ..analysis.legality import programs_of
+from ..analysis.nest import Nest, NestStore, direct_reductions
+from ..ir.choice import Adjustment
+from ..ir.expr import Expr, Part, Reduce, const, pointwise, substitute_axes
+from ..ir.kernel import ScheduledGroup
+from ..ir.poly import Axis, Poly
+from ..ir.program import Origin
+from ..ir.schedule import Schedule
+from ..ir.target import Target
+from .adjust import adjusted_chunk
+from .layout import AxisOrder
+from .walk import nest_kernel
+from .workspace import Workspace
+
+ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
+PROGRAM_ELEMENTS = 1 << 15  # work enough for a program of its own
+CARRIED_ELEMENTS = 8192  # of the rows that the programs of one processor hold at once
+
+
+def unfinished(nest: Nest, axis: Axis) -> list[Reduce]:
+    """The reductions that a split over a class leaves unfinished."""
+    return [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
+
+
+def split(
+    nest: Nest,
+    axis: Axis,
+    origins: tuple[Origin, ...],
+    target: Target,
+    name: str,
+    adjustment: Adjustment,
+    schedule: Schedule | None,
+    each: bool,
+) -> ScheduledGroup:
+    ends = unfinished(nest, axis)
+    outer = nest.outer
+    if schedule is not None:
+        ruled = max(1, schedule.factor(axis).chunk)
+    else:
+        ruled = 1 if each else _chunk_size(nest, axis, ends, target)
+    size = adjusted_chunk(ruled, axis, adjustment)
+    if size != ruled:  # the schedule is that of the other size
+        schedule = None
+    alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
+    number = axis if alone else Axis("chunk", (axis.extent + size - 1) // size)
+    workspace = Workspace(name, nest.stores[0].buffer.device)
+    first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
+    for r in ends:
+        first += workspace.leave(
+            r, (*outer, number, *nest.carried(r)), {number: "chunk"}, _share(nest, r, axis) if alone else None
+        )
+    if alone:
+        head = Nest(tuple(first), nest.classes, nest.bound, (*outer, axis))
+    else:
+        head = Nest(tuple(first), (*nest.classes, number), nest.bound, (*outer, number), axis)
+    kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule, size, adjustment)
+    tail = workspace.finish(nest, (s for s in nest.stores if not {*ends}.isdisjoint(direct_reductions([s.value]))))
+    finish = nest_kernel(tail, target, f"{name}_finish", origins)
+    return ScheduledGroup((kernel, finish), tuple(workspace.buffers))
+
+
+def _share(nest: Nest, reduce: Reduce, axis: Axis) -> list[Expr]:
+    """The state of a reduction at one position of a class it runs over."""
+    here = {a: axis.poly() for a in reduce.over if nest.bound[a] is axis}
+    inputs = tuple(substitute_axes(v, here) for v in reduce.inputs)
+    if rest := tuple(a for a in reduce.over if a not in here):
+        inner = Reduce(reduce.monoid, inputs, rest)
+        return [Part(inner, k) for k in range(len(inner.part_dtypes))]
+    match reduce.monoid:
+        case "welford":
+            return [inputs[0], const(0.0, inputs[0].dtype), const(1.0, inputs[0].dtype)]
+        case "any" | "all":
+            return [pointwise("ne", inputs[0], const(0, inputs[0].dtype))]
+    return list(inputs)
+
+
+def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> int:
+    """Positions of the split class that one program takes."""
+    if any(nest.carried(r) for r in ends):
+        inner = [c for c in nest.classes if c not in (*nest.outer, axis)]
+        each = max(1, min(4, CARRIED_ELEMENTS // tile_elements(inner))) if target.warp else 2
+        return max(CARRIED_ROWS, -(-estimate(axis.extent) // (each * target.processors)))
+    taken = programs_of(nest, target)
+    domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in reductions(s.value for s in nest.stores))]
+    if max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):
+        return 1
+    if target.warp and axis in _contiguous(nest) - {AxisOrder(nest).strip_axis()}:
+        return 1  # what lies across is stored in tiles of several positions
+    size = max(1, -(-estimate(axis.extent) // max(1, target.split_programs // max(1, taken))))
+    if target.warp and AxisOrder(nest).strip_axis() is axis:  # whole strips
+        size = max(ROW_CHUNK if taken == numel(nest.outer) else COLUMN_CHUNK, power_above(size))
+    return size
+
+
+def _contiguous(nest: Nest) -> set[Axis]:
+    """The classes along which large results lie side by side."""
+    most = max(numel(s.domain) for s in nest.stores)
+    found = [(flat_offset(s.buffer, s.index), s.domain) for s in nest.stores if 4 * numel(s.domain) > most]
+    return {a for offset, domain in found for a in domain if offset.coefficient(a) is Poly.ONE}
