@@ -17,7 +17,7 @@ from onepass.backend import record_compilations
 from onepass.planner import contractions
 from onepass.schedule import product_kernels as split
 from tests.chips import CHIPS
-from tests.contractions.judging import FREE, explained, interpreted, judge, products_left
+from tests.contractions.judging import FREE, explained, interpreted, judge, make_library_slow, products_left
 from tests.contractions.spellings import heads, scores
 
 pytest.importorskip("triton")
@@ -129,6 +129,7 @@ def test_dynamic_keys() -> None:
 @pytest.mark.parametrize("size", [16, 128])
 def test_many_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """More states than the second kernel holds at once: it sweeps them, the maximum first."""
+    make_library_slow(monkeypatch)
     monkeypatch.setattr(split, "LEAST_STEPS", 1)
     monkeypatch.setattr(split, "PROGRAMS", 1000)
     with record_compilations() as records:
