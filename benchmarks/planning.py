@@ -22,7 +22,7 @@ from onepass.ir.options import Options
 from onepass.ir.record import CompileRecord
 from onepass.ir.target import find_target
 from onepass.lowering.decompositions import decomposition_table
-from onepass.pipeline import compile_entry, plan_graph
+from onepass.pipeline import compile_entry, lower, plan_graph
 
 STAGES = ("lower", "plan", "schedule", "emit")
 
@@ -74,7 +74,7 @@ def main() -> None:
         for direction, graph in llama_graphs(layers):
             gc.collect()
             record = CompileRecord(direction=direction)
-            planned = plan_graph(graph, find_target(arguments.target), Options.make({}), record)
+            planned = plan_graph(lower(graph, find_target(arguments.target), Options.make({}), record), record)
             entry, _ = compile_entry(planned, record, {})
             seconds = " ".join(f"{record.stage_seconds[s]:8.2f}" for s in STAGES)
             counts = f"{len(record.kernels):8} {len(entry.kernels):8} {len(record.externs):7} {len(record.decisions):9}"

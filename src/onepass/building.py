@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 from torch.fx import GraphModule
 
@@ -22,7 +21,7 @@ from .ir.plan import Group, Store
 from .ir.record import CompileRecord, DecisionRecord, stage
 from .ir.target import Target
 from .judging import Judge
-from .pipeline import PlannedGraph, Wrapper, compile_entry, plan_graph
+from .pipeline import PlannedGraph, Wrapper, compile_entry, lower, plan_graph
 from .resources import Resources, UnbuiltGroups, build_entry
 from .runtime.cache import Cache
 from .runtime.entries import GraphEntry
@@ -66,10 +65,11 @@ class Building:
         cache: Cache | None,
         timer: Stopwatch | None,
     ) -> None:
-        self.graph, self.target, self.options, self.record = graph, target, options, record
+        self.target, self.record = target, record
+        self.lowered = lower(graph, target, options, record)
         self.builder, self.cache = builder, cache
         self.workshop = Workshop(builder, cache, timer) if timer is not None else None
-        self.judge = Judge(graph, options, self.workshop) if self.workshop is not None else None
+        self.judge = Judge(self.lowered, self.workshop) if self.workshop is not None else None
         self.notes: list[DecisionRecord] = []
         self.resources = Resources(self.notes)
 
@@ -95,8 +95,7 @@ class Building:
         return best
 
     def _plan(self, limits: Limits) -> PlannedGraph:
-        judge = None if self.judge is None else partial(self.judge, self.target)
-        return plan_graph(self.graph, self.target, self.options, self.record, judge, limits)
+        return plan_graph(self.lowered, self.record, self.judge, limits)
 
     def _made(self, planned: PlannedGraph, choices: dict[str, Choice]) -> Made:
         entry, wrapper = compile_entry(planned, self.record, choices)

@@ -13,15 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from torch.fx import GraphModule
-
 from .analysis.access import estimate
 from .autograd.exact import needs_exact
 from .codegen.host import emit_host
 from .codegen.trial import have_examples, stand_in, stays_inside
 from .ir.choice import FIRST, Choice
 from .ir.kernel import Kernel
-from .ir.options import Options
 from .ir.poly import Symbol
 from .ir.program import Buffer
 from .ir.record import KernelRecord
@@ -29,7 +26,7 @@ from .ir.source import HostProgram, KernelSource
 from .ir.structure import Unwritable, structure
 from .ir.target import Target
 from .lowering.fingerprint import environment_key
-from .pipeline import PlannedGraph, emit_kernels, plan_regions, schedule_named
+from .pipeline import LoweredGraph, PlannedGraph, emit_kernels, plan_regions, schedule_named
 from .planner.close_calls import Verdict
 from .planner.memory import plan_peak
 from .planner.regions import Regions
@@ -63,37 +60,35 @@ class _Way:
 class Judge:
     """What measures the close calls of one graph."""
 
-    def __init__(self, graph: GraphModule, options: Options, workshop: Workshop) -> None:
-        self.graph, self.options, self.workshop = graph, options, workshop
-        self._made_by = f"{environment_key()} {workshop.builder.fingerprint()} {needs_exact(graph)}"
+    def __init__(self, lowered: LoweredGraph, workshop: Workshop) -> None:
+        self.lowered, self.workshop = lowered, workshop
+        self._made_by = f"{environment_key()} {workshop.builder.fingerprint()} {needs_exact(lowered.graph)}"
         self._answers: dict[str, Verdict] = {}
         self._end: float | None = None
         self.left_open = False  # something could not be measured now, but might be another time
 
-    def __call__(self, target: Target, together: Regions, apart: Regions, expected: tuple[float, float]) -> Verdict:
+    def __call__(self, together: Regions, apart: Regions, expected: tuple[float, float]) -> Verdict:
         """What both ways take on the device; `problem` where that cannot be known. `expected`: what they should."""
         try:
-            key = self._key(target, together, apart)
+            key = self._key(together, apart)
         except Unwritable:
             return Verdict(problem="it does not run by itself")
         if key not in self._answers:
             found = _known.get(key) or self._stored(key)
-            self._answers[key] = found or self._judged(key, target, (together, apart), expected)
+            self._answers[key] = found or self._judged(key, (together, apart), expected)
         return self._answers[key]
 
-    def _judged(
-        self, key: str, target: Target, both: tuple[Regions, Regions], expected: tuple[float, float]
-    ) -> Verdict:
+    def _judged(self, key: str, both: tuple[Regions, Regions], expected: tuple[float, float]) -> Verdict:
         now = self.workshop.now()
         if self._end is None:
-            self._end = now + EFFORTS[self.options.tune].graph_seconds
+            self._end = now + EFFORTS[self.lowered.options.tune].graph_seconds
         if now >= self._end:
             self.left_open = True
             return Verdict(problem="the time for measuring is spent")
         try:
-            verdict = self._measured(target, both, expected)
+            verdict = self._measured(both, expected)
         except Exception as error:  # a mistake of ours: the graph itself may well be compiled
-            if self.options.strict:
+            if self.lowered.options.strict:
                 raise
             return Verdict(problem=f"{type(error).__name__}: {error}")
         if not verdict.problem:
@@ -102,15 +97,15 @@ class Judge:
                 self.workshop.cache.write("times", key, (verdict.together_us, verdict.apart_us))
         return verdict
 
-    def _measured(self, target: Target, both: tuple[Regions, Regions], expected: tuple[float, float]) -> Verdict:
+    def _measured(self, both: tuple[Regions, Regions], expected: tuple[float, float]) -> Verdict:
         buffers = [i for r in both for i in r.program.inputs if isinstance(i, Buffer)]
         if not have_examples(buffers):
             return Verdict(problem="its sizes are known only at run time")
-        ways = [_way(plan_regions(self.graph, regions, target, self.options), {}) for regions in both]
+        ways = [_way(plan_regions(self.lowered, regions), {}) for regions in both]
         if not all(way.inside for way in ways):
             return Verdict(problem="what it reads depends on values")
         ways, (one, other) = self._built(ways)
-        if (fault := _fault(one, target)) is not None:
+        if (fault := _fault(one, self.lowered.target)) is not None:
             return Verdict(lost=f"its kernel {fault}")
         if any(isinstance(k, BaseException) for k in other):
             return Verdict(problem="a kernel around it cannot be built")
@@ -152,9 +147,9 @@ class Judge:
         _known[key] = Verdict(times[0], times[1])
         return _known[key]
 
-    def _key(self, target: Target, together: Regions, apart: Regions) -> str:
+    def _key(self, together: Regions, apart: Regions) -> str:
         """What decides on times: both programs and their kernels, the chip, and all that builds them."""
-        parts = [self._made_by, self.workshop.stopwatch.chip, str(target)]
+        parts = [self._made_by, self.workshop.stopwatch.chip, str(self.lowered.target)]
         for regions in (together, apart):
             place = {s: n for n, s in enumerate(regions.program.statements)}
             parts += [f"{[place[d] for d in (*r.members, *r.again)]} {r.beside} {r.tiled}" for r in regions.regions]

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
+from .analysis.answers import Answers
 from .analysis.parts import unroll
 from .autograd.exact import needs_exact
 from .codegen.c import emit_c
@@ -45,30 +46,36 @@ Wrapper: TypeAlias = Callable[[Call], Call]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlannedGraph:
-    """What the schedules that are tried for a graph have in common; `names` are those of the groups' kernels."""
+class LoweredGraph:
+    """What a graph computes, for a target. `answers`: what its plans have in common."""
 
     graph: GraphModule
     target: Target
     options: Options
     program: Program
+    answers: Answers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedGraph:
+    """What the schedules that are tried for a graph have in common; `names` are those of the groups' kernels.
+
+    `program`: the graph's, or a part of it, with some products as definitions.
+    """
+
+    lowered: LoweredGraph
+    program: Program
     plan: FusionPlan
     names: dict[str, Group]
     limits: Limits = NO_LIMITS
 
+    @property
+    def target(self) -> Target:
+        return self.lowered.target
 
-def plan_graph(
-    graph: GraphModule,
-    target: Target,
-    options: Options,
-    record: CompileRecord,
-    judge: Judge | None = None,
-    limits: Limits = NO_LIMITS,
-) -> PlannedGraph:
-    """What a graph computes and which operations share a kernel.
 
-    `judge`: measures what prediction leaves open. `limits`: of operations whose kernels spilled.
-    """
+def lower(graph: GraphModule, target: Target, options: Options, record: CompileRecord) -> LoweredGraph:
+    """What a graph computes."""
     with stage(record, "lower"):
         device = "" if target.language == "c" else kernel_device(graph)
         program = lower_graph(
@@ -80,21 +87,31 @@ def plan_graph(
         )
         program = unroll(program)
         verify_program(program)
-    with stage(record, "plan"):
-        regions = choose_contractions(program, target, options, choose, choose_products, judge, limits)
-        return plan_regions(graph, regions, target, options, limits)
+    return LoweredGraph(graph, target, options, program, Answers())
 
 
-def plan_regions(
-    graph: GraphModule, regions: Regions, target: Target, options: Options, limits: Limits = NO_LIMITS
+def plan_graph(
+    lowered: LoweredGraph, record: CompileRecord, judge: Judge | None = None, limits: Limits = NO_LIMITS
 ) -> PlannedGraph:
+    """Which operations of a graph share a kernel.
+
+    `judge`: measures what prediction leaves open. `limits`: of operations whose kernels spilled.
+    """
+    own = lowered
+    with stage(record, "plan"):
+        regions = choose_contractions(
+            own.program, own.target, own.options, choose, choose_products, own.answers, judge, limits
+        )
+        return plan_regions(lowered, regions, limits)
+
+
+def plan_regions(lowered: LoweredGraph, regions: Regions, limits: Limits = NO_LIMITS) -> PlannedGraph:
     """The plan of a program, or of a part of it, whose matrix products are decided on."""
-    program = regions.program
-    plan = plan_fusion(regions, target, options, choose, limits)
-    verify_plan(program, plan)
+    plan = plan_fusion(regions, lowered.target, lowered.options, choose, lowered.answers, limits)
+    verify_plan(regions.program, plan)
     groups = [step for step in plan.steps if isinstance(step, Group)]
     names = {f"k{number}_{_stem(group)}": group for number, group in enumerate(groups)}
-    return PlannedGraph(graph, target, options, program, plan, names, limits)
+    return PlannedGraph(lowered, regions.program, plan, names, limits)
 
 
 def compile_entry(
@@ -104,32 +121,39 @@ def compile_entry(
 
     `choices`: which schedule of a group is wanted, by the name of its kernels, where it is not the first.
     """
-    graph, target, program, plan = planned.graph, planned.target, planned.program, planned.plan
+    target, program, plan = planned.target, planned.program, planned.plan
     with stage(record, "schedule"):
         scheduled = {g: schedule_named(planned, n, choices.get(n, FIRST)) for n, g in planned.names.items()}
     with stage(record, "emit"):
         sources, numbers = emit_kernels(planned, [k for s in scheduled.values() for k in s.kernels])
-        checks = planned.options.debug >= CHECK_LEVEL
+        checks = planned.lowered.options.debug >= CHECK_LEVEL
         host = emit_host(observed(program, plan) if checks else program, plan, scheduled, numbers)
     measure(record, program, plan, scheduled, {k: sources[n] for k, n in numbers.items()}, target)
-    entry = GraphEntry(host, tuple(sources), record, node_names(graph))
+    entry = GraphEntry(host, tuple(sources), record, node_names(planned.lowered.graph))
     return entry, (lambda call: checked(call, program, plan)) if checks else None
 
 
 def schedule_named(planned: PlannedGraph, name: str, choice: Choice) -> ScheduledGroup:
-    """The kernels of one group as a choice has them."""
+    """The kernels of one group as a choice has them; equal groups have the same ones, over their own buffers."""
     group = planned.names[name]
-    scheduled = schedule_group(group, planned.limits.narrowed(planned.target, group.members), name, choice)
-    for kernel in scheduled.kernels:
-        verify_kernel(kernel)
-    return scheduled
+    target = planned.limits.narrowed(planned.target, group.members)
+
+    def built() -> ScheduledGroup:
+        scheduled = schedule_group(group, target, "", choice)
+        for kernel in scheduled.kernels:
+            verify_kernel(kernel)
+        return scheduled
+
+    about = "built", target, choice, group.products, group.beside, group.tiled, group.schedule
+    answer = planned.lowered.answers.ask(about, group.stores, (), built)
+    return answer.value.over(answer.own, name, group.origins)
 
 
 def emit_kernels(
     planned: PlannedGraph, kernels: list[Kernel], leading: bool = True
 ) -> tuple[list[KernelSource], dict[Kernel, int]]:
     """Sources without repetition, and which one each kernel uses. `leading`: nothing of the graph runs before them."""
-    target, exact = planned.target, needs_exact(planned.graph)
+    target, exact = planned.target, needs_exact(planned.lowered.graph)
     sources: list[KernelSource] = []
     by_key: dict[str, int] = {}
     numbers: dict[Kernel, int] = {}

@@ -108,7 +108,7 @@ def tune_groups(
     planned: PlannedGraph, choices: Mapping[str, Choice], record: CompileRecord, workshop: Workshop
 ) -> dict[str, Outcome]:
     """What measuring says of every group, by the name of its kernels. `record`: of the schedules as they are."""
-    effort = EFFORTS[planned.options.tune]
+    effort = EFFORTS[planned.lowered.options.tune]
     end = workshop.now() + effort.graph_seconds
     outcomes: dict[str, Outcome] = {}
     found: dict[_Key, Outcome] = {}
@@ -120,7 +120,7 @@ def tune_groups(
             version: _Version | Refusal
             if predicted_us < SMALLEST_US:
                 version = LAUNCHING
-            elif planned.options.tune == "quick" and _draws(planned.names[name]):
+            elif planned.lowered.options.tune == "quick" and _draws(planned.names[name]):
                 version = DRAWING
             else:
                 version = _version(planned, name, choices.get(name, FIRST))
@@ -265,7 +265,13 @@ def _version(planned: PlannedGraph, name: str, choice: Choice) -> _Version | Ref
 
 
 def _key(planned: PlannedGraph, version: _Version, workshop: Workshop) -> _Key:
-    return planned.options.tune, workshop.stopwatch.chip, workshop.builder.fingerprint(), version.trial, version.keys
+    return (
+        planned.lowered.options.tune,
+        workshop.stopwatch.chip,
+        workshop.builder.fingerprint(),
+        version.trial,
+        version.keys,
+    )
 
 
 def _try(versions: Sequence[_Version], workshop: Workshop, worst_us: float = math.inf) -> list[_Tried]:

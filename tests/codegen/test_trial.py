@@ -20,7 +20,7 @@ from onepass.ir.options import Options
 from onepass.ir.record import CompileRecord
 from onepass.ir.source import Trial
 from onepass.ir.target import find_target
-from onepass.pipeline import PlannedGraph, emit_kernels, plan_graph, schedule_named
+from onepass.pipeline import PlannedGraph, emit_kernels, lower, plan_graph, schedule_named
 from onepass.runtime.builders import builder_for
 from onepass.runtime.executable import Executable
 from onepass.runtime.kernels import build_kernels
@@ -80,7 +80,9 @@ def test_indices_that_may_leave_a_buffer_are_refused(name: str) -> None:
 
 def test_sizes_known_at_run_time_are_those_seen_first() -> None:
     graph = traced(lambda x: x.exp() + 1, torch.zeros(37, 41), dynamic=True)
-    planned_graph = plan_graph(graph, find_target("triton-interpret"), Options.make({}), CompileRecord())
+    planned_graph = plan_graph(
+        lower(graph, find_target("triton-interpret"), Options.make({}), CompileRecord()), CompileRecord()
+    )
     ((trial, _),) = trials(planned_graph)
     assert isinstance(trial, Trial)
     assert {"37", "41"} <= {size for a in trial.stand_ins for size in a.shape}

@@ -20,7 +20,7 @@ from onepass.ir.program import Extern
 from onepass.ir.record import CompileRecord
 from onepass.ir.target import find_target
 from onepass.ir.verify import verify_program
-from onepass.pipeline import PlannedGraph, plan_graph
+from onepass.pipeline import PlannedGraph, lower, plan_graph
 from onepass.planner import close_calls, contractions
 from onepass.planner.close_calls import CloseCalls, Times, Verdict
 from onepass.planner.regions import Regions
@@ -49,7 +49,7 @@ ONE_KERNEL, LIBRARY = Verdict(43.6, 94.5), Verdict(94.5, 43.6)
 def planned(function: Callable[..., Any], judge: Asked | None, *shapes: tuple[int, ...]) -> PlannedGraph:
     with FakeTensorMode():
         graph = traced(function, *(torch.empty(s, dtype=torch.bfloat16) for s in shapes))
-    return plan_graph(graph, find_target("sm_90"), Options(), CompileRecord(), judge)
+    return plan_graph(lower(graph, find_target("sm_90"), Options(), CompileRecord()), CompileRecord(), judge)
 
 
 def decided(graph: PlannedGraph) -> list[Decision]:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from onepass.ir.options import Options
 from onepass.ir.record import CompileRecord
 from onepass.ir.target import find_target
-from onepass.pipeline import compile_entry, plan_graph
+from onepass.pipeline import compile_entry, lower, plan_graph
 
 BATCH, TOKENS, HEADS, KEY_HEADS, DEPTH, WIDE = 2, 256, 8, 4, 64, 1024
 WIDTH = HEADS * DEPTH
@@ -74,7 +74,7 @@ def compiled(layers: int, plain: bool) -> dict[str, tuple[list[str], CompileReco
         graphs = graphs_of(model, x)
     for direction, graph in graphs:
         record = CompileRecord(direction=direction)
-        planned = plan_graph(graph, find_target("sm_90"), Options.make({}), record)
+        planned = plan_graph(lower(graph, find_target("sm_90"), Options.make({}), record), record)
         entry, _ = compile_entry(planned, record, {})
         found[direction] = [k.key for k in entry.kernels], record
     return found

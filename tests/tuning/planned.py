@@ -13,7 +13,7 @@ from onepass.ir.options import Options
 from onepass.ir.record import CompileRecord
 from onepass.ir.target import find_target
 from onepass.lowering.decompositions import decomposition_table
-from onepass.pipeline import PlannedGraph, plan_graph
+from onepass.pipeline import PlannedGraph, lower, plan_graph
 
 
 def traced(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> GraphModule:
@@ -34,4 +34,4 @@ def planned(
 ) -> PlannedGraph:
     """A function's graph, planned with these options."""
     options = Options.make({"strict": True, "tune": "quick", **settings})
-    return plan_graph(traced(function, *inputs), find_target(target), options, CompileRecord())
+    return plan_graph(lower(traced(function, *inputs), find_target(target), options, CompileRecord()), CompileRecord())

@@ -1,7 +1,7 @@
 """Answers kept by structure: equal layers of a model ask the same questions, and each is answered once.
 
-A question is about one kernel of some definitions. Its key holds what they compute, the layouts of their buffers,
-which buffers they share, and which of them are stored; no name is in it.
+A question is about one kernel of some definitions, or of stores. Its key holds what they compute, the layouts of their
+buffers, which buffers they share, and which of them are stored; no name is in it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from ..ir.plan import Store
 from ..ir.program import Buffer, Define
 from ..ir.structure import form
 
@@ -25,13 +26,17 @@ class Answer(Generic[T]):
 
 
 class Answers:
-    """The questions of one planning run, and their answers."""
+    """The questions about one graph, however often it is planned, and their answers."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Any, tuple[Buffer, ...]]] = {}
 
     def ask(
-        self, about: Hashable, defines: Iterable[Define], stored: Collection[Define], answer: Callable[[], T]
+        self,
+        about: Hashable,
+        defines: Iterable[Define | Store],
+        stored: Collection[Define],
+        answer: Callable[[], T],
     ) -> Answer[T]:
         """The answer to a question about definitions of which some are stored; `answer` finds it the first time.
 
@@ -39,9 +44,11 @@ class Answers:
         """
         numbers: dict[Buffer, int] = {}
         parts: list[Hashable] = [about]
-        for d in defines:
-            found = form(d)
-            parts += found.text, d in stored, tuple(numbers.setdefault(b, len(numbers)) for b in found.buffers)
+        found = [(d, form(d)) for d in defines]
+        places = {place: n for n, place in enumerate(sorted({p for _, own in found for p in own.places}))}
+        for d, own in found:
+            parts += own.text, d in stored, tuple(numbers.setdefault(b, len(numbers)) for b in own.buffers)
+            parts.append(tuple(places[p] for p in own.places))
         buffers = tuple(numbers)
         parts.append(tuple(numbers[b] for b in sorted(buffers, key=lambda b: b.place)))
         key = tuple(parts)

@@ -10,7 +10,7 @@ its block instead of a loop, and `Fold` reduces over opened axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -369,6 +369,34 @@ class Kernel:
     denormals: bool = False  # an operation needs denormal numbers
     asserts: bool = False  # a program stops at an index out of range
 
+    def over(self, own: Mapping[Buffer, Buffer], name: str, origins: tuple[Origin, ...]) -> Kernel:
+        """The same kernel over other buffers of the same layouts."""
+        described = {d: replace(d, buffer=own[d.buffer]) for d in self.descriptors}
+
+        def change(s: Statement) -> Statement:
+            match s:
+                case LoadElement() | StoreElement():
+                    return replace(s, buffer=own[s.buffer])
+                case LoadTile() | StoreTile():
+                    return replace(s, descriptor=described[s.descriptor])
+                case Loop(origins=firsts) if firsts:
+                    return replace(s, origins=tuple(replace(f, body=rewritten(f.body, change)) for f in firsts))
+            return s
+
+        def mapped(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            return tuple(own[b] for b in buffers)
+
+        return replace(
+            self,
+            name=name,
+            reads=mapped(self.reads),
+            writes=mapped(self.writes),
+            body=rewritten(self.body, change),
+            origins=origins,
+            descriptors=tuple(described.values()),
+            matrices=mapped(self.matrices),
+        )
+
     @property
     def parameters(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys((*self.writes, *self.reads)))
@@ -392,6 +420,13 @@ class ScheduledGroup:
 
     kernels: tuple[Kernel, ...]
     workspace: tuple[Buffer, ...] = ()
+
+    def over(self, own: Mapping[Buffer, Buffer], name: str, origins: tuple[Origin, ...]) -> ScheduledGroup:
+        """The same kernels over other buffers of the same layouts, with a workspace of their own."""
+        fresh = {b: replace(b, name=f"{name}{b.name}") for b in self.workspace}
+        buffers = {**own, **fresh}
+        kernels = tuple(k.over(buffers, f"{name}{k.name}", origins) for k in self.kernels)
+        return ScheduledGroup(kernels, tuple(fresh.values()))
 
 
 def walk(body: tuple[Statement, ...]) -> list[Statement]:

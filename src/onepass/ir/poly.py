@@ -22,7 +22,7 @@ Monomial: TypeAlias = "tuple[Atom, ...]"
 PolyLike: TypeAlias = "Poly | Atom | int"
 
 
-_PLACE = re.compile(r"\.\d+")  # of a reduction in its program, in the names of the axes it binds
+PLACE = re.compile(r"\.\d{9}")  # of a reduction in its program, in the names of the axes it binds
 
 
 class _Arithmetic(metaclass=Interned):
@@ -89,7 +89,7 @@ class Axis(Atom):
 
     def __init__(self, name: str, extent: Poly) -> None:
         self.name, self.extent = name, extent
-        self.key, self.form = name, hash((1, digest(_PLACE.sub("", name)), extent.form))
+        self.key, self.form = name, hash((1, digest(PLACE.sub("", name)), extent.form))
 
     @property
     def axes(self) -> frozenset[Axis]:

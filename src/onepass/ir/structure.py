@@ -14,7 +14,8 @@ import torch
 
 from .callables import callable_name
 from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, postorder
-from .poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
+from .plan import Store
+from .poly import PLACE, Atom, Axis, Poly, Quotient, Remainder, Symbol
 from .program import Argument, Buffer, Define, Extern, Program, View
 
 _LITERALS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -27,15 +28,19 @@ class Unwritable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A definition without names. The text numbers `buffers`: the one it defines, then those it reads."""
+    """A definition without names. The text numbers `buffers`: the one it defines, then those it reads.
+
+    `places`: of the reductions of a program that were put into it, in order; the text numbers these, too.
+    """
 
     text: str
     buffers: tuple[Buffer, ...]
+    places: tuple[str, ...]
 
 
 @lru_cache(maxsize=16384)
-def form(define: Define) -> Form:
-    """What a definition computes."""
+def form(define: Define | Store) -> Form:
+    """What a definition or a store computes."""
     buffers = {define.buffer: 0}
     names: dict[Expr, str] = {}
     lines: list[str] = []
@@ -44,7 +49,10 @@ def form(define: Define) -> Form:
         names[e] = f"v{len(names)}"
         lines.append(f"{own} {','.join(names[c] for c in e.children)}")
     text = "\n".join((*map(_layout, buffers), _axes(define.axes), *lines))
-    return Form(sys.intern(text), tuple(buffers))
+    places = sorted(set(PLACE.findall(text)))
+    if places:
+        text = PLACE.sub(lambda found: f".{places.index(found[0])}", text)
+    return Form(sys.intern(text), tuple(buffers), tuple(places))
 
 
 def structure(program: Program) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from ..analysis.answers import Answer
 from ..analysis.contraction import Contraction
 from ..analysis.contractions import contractions
 from ..analysis.inline import reductions
@@ -22,7 +23,6 @@ from ..ir.plan import Decision, Group, Store
 from ..ir.program import Define, Extern
 from ..ir.target import Target
 from ..ir.time import total_us
-from .answers import Answer
 from .close_calls import Times
 from .links import Links
 from .plan import Chosen

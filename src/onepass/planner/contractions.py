@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from ..analysis.access import flat_offset, numel, storage_bytes
+from ..analysis.answers import Answer, Answers
 from ..analysis.contraction import MOST_HELD, Contraction, contract
 from ..analysis.inline import Inliner, Memo, loaded, reductions
 from ..analysis.library_price import multiply_rate, product_us
@@ -28,7 +29,6 @@ from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define, Extern, Program, Statement
 from ..ir.target import Target
 from ..ir.time import total_us
-from .answers import Answer, Answers
 from .beside import join_beside
 from .close_calls import AROUND, CloseCalls, Judge, Times
 from .contraction_rows import Followers, try_rows, waits
@@ -51,17 +51,18 @@ def choose_contractions(
     options: Options,
     choose: Choose,
     choose_products: ChooseProducts,
+    answers: Answers,
     judge: Judge | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Regions:
     """Decide on every matrix product of a program.
 
-    `choose`, `choose_products`: the fastest kernels of a group without and with products. `judge`: measures close
-    calls. `limits`: of what has spilled.
+    `choose`, `choose_products`: the fastest kernels of a group without and with products. `answers`: what is known of
+    the program. `judge`: measures close calls. `limits`: of what has spilled.
     """
     if not target.products_per_us or not options.fuse:
         return Regions(program, (), ())
-    chooser = Chooser(program, target, choose, choose_products, judge, options.precision == "fused", limits)
+    chooser = Chooser(program, target, choose, choose_products, answers, judge, options.precision == "fused", limits)
     for extern in reversed(chooser.products):
         chooser.try_chain(extern)
     for extern in chooser.products:
@@ -84,6 +85,7 @@ class Chooser(Reading):
         target: Target,
         choose: Choose,
         choose_products: ChooseProducts,
+        answers: Answers,
         judge: Judge | None = None,
         calls: bool = True,
         limits: Limits = NO_LIMITS,
@@ -93,7 +95,7 @@ class Chooser(Reading):
         self.target, self.close_calls, self.parts = target, CloseCalls(judge, limits.doubted), Parts(program)
         self.limits = limits
         self.offers = calls and target.attention
-        self.answers, self.memo = Answers(), Memo()
+        self.answers, self.memo = answers, Memo()
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
         super().__init__(program, self.products)

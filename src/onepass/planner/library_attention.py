@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..analysis.access import storage_bytes
+from ..analysis.answers import Answer
 from ..analysis.contraction import Contraction
 from ..analysis.inline import loaded
 from ..analysis.library_attention import OTHER_SCORES, Attention, find_attention
@@ -20,7 +21,6 @@ from ..ir.callables import attention
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define, Extern, Origin
 from ..ir.target import Target
-from .answers import Answer
 
 CLOSE = 0.95  # of a kernel's time: the library must be below
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..analysis.access import numel, storage_bytes
+from ..analysis.answers import Answers
 from ..analysis.inline import reductions
 from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
@@ -27,7 +28,6 @@ from ..ir.program import Define, Extern
 from ..ir.schedule import Schedule
 from ..ir.target import Target
 from ..ir.time import Time, total_us
-from .answers import Answers
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
 from .memory import eager_peak, plan_peak
@@ -69,10 +69,10 @@ class Planner:
     """One planning run."""
 
     def __init__(
-        self, regions: Regions, target: Target, options: Options, choose: Choose, limits: Limits = NO_LIMITS
+        self, regions: Regions, target: Target, options: Options, choose: Choose, answers: Answers, limits: Limits
     ) -> None:
         self.program, self.target, self.options, self.limits = regions.program, target, options, limits
-        self.regions, self.choose, self.answers = regions, choose, Answers()
+        self.regions, self.choose, self.answers = regions, choose, answers
         self.decisions: list[Decision] = []
         self._restart()
 
@@ -377,10 +377,18 @@ class Planner:
 
 
 def plan_fusion(
-    regions: Regions, target: Target, options: Options, choose: Choose, limits: Limits = NO_LIMITS
+    regions: Regions,
+    target: Target,
+    options: Options,
+    choose: Choose,
+    answers: Answers,
+    limits: Limits = NO_LIMITS,
 ) -> FusionPlan:
-    """The fusion plan of a program for a target, its matrix products decided on. `choose`: how stores run best."""
-    return Planner(regions, target, options, choose, limits).run()
+    """The fusion plan of a program for a target, its matrix products decided on. `choose`: how stores run best.
+
+    `answers`: what is known of the program.
+    """
+    return Planner(regions, target, options, choose, answers, limits).run()
 
 
 def element_cost(value: Expr) -> float:
