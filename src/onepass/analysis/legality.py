@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from ..ir.expr import Load, Reduce, postorder
 from ..ir.plan import Store
@@ -33,6 +34,11 @@ def ways(stores: Iterable[Store], target: Target) -> list[Nest] | Refusal:
     Programs are numbered by the classes that all stores and reductions have. A reduced class, or several joined to
     one, may be shared out among programs, and a second kernel finishes their partial results.
     """
+    return _ways(tuple(stores), target)
+
+
+@lru_cache(maxsize=256)  # a group is asked about before and after its last sizes are chosen, and when it is built
+def _ways(stores: tuple[Store, ...], target: Target) -> list[Nest] | Refusal:
     if not target.warp:
         found = analyse(stores, target)
         if isinstance(found, Refusal):
@@ -78,7 +84,7 @@ def _apart(nest: Nest, target: Target) -> str | None:
 
 def bare(stores: Iterable[Store]) -> Nest:
     """The nest of stores, its programs numbered by the classes that all of it has."""
-    nest = unify(list(stores))
+    nest = unify(stores)
     return replace(nest, outer=outer_axes(nest))
 
 

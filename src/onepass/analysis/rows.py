@@ -32,7 +32,7 @@ def arrange(stores: Iterable[Store]) -> Contraction | Refusal:
 
 def contract_rows(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes where a product's rows are reduced, or why it is no such group."""
-    ordered = largest_first(normalise(unify(list(stores)), rows=True))
+    ordered = largest_first(normalise(unify(stores), rows=True))
     if isinstance(ordered, Refusal):
         return ordered
     nest = ordered

@@ -16,8 +16,13 @@ from .nest import Nest, NestStore
 from .refine import Triple, refine
 
 
-def unify(stores: list[Store]) -> Nest:
+def unify(stores: Iterable[Store]) -> Nest:
     """Give every store and reduction class axes, aligned where they touch the same data."""
+    return _unified(tuple(stores))
+
+
+@lru_cache(maxsize=256)  # legality, price and building ask for the same nest
+def _unified(stores: tuple[Store, ...]) -> Nest:
     refined = _refined(stores)
     reduces = reductions(v for _, _, v in refined)
     classes = _Classes({a for r in reduces for a in r.over})
@@ -109,7 +114,7 @@ class _Classes:
         self.conflicts[a] |= self.conflicts[b]
 
 
-def _refined(stores: list[Store]) -> list[Triple]:
+def _refined(stores: tuple[Store, ...]) -> list[Triple]:
     triples: list[Triple] = []
     for k, s in enumerate(stores):
         axes, value = s.axes, s.value
@@ -175,7 +180,7 @@ def _single(poly: Poly) -> tuple[Axis, Poly, Poly] | None:
     return axis, coefficient, poly - coefficient * axis
 
 
-def _renamed(stores: list[Store], refined: list[Triple], classes: _Classes, reduces: list[Reduce]) -> Nest:
+def _renamed(stores: tuple[Store, ...], refined: list[Triple], classes: _Classes, reduces: list[Reduce]) -> Nest:
     """Replace member axes by class axes c0, c1, ... ordered by the largest store, then reductions."""
     order: dict[Axis, Axis] = {}
 

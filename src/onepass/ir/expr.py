@@ -290,18 +290,20 @@ def _cast_const(value: Const, dtype: DType) -> Expr:
 def postorder(roots: Iterable[Expr], into_reductions: bool = True) -> Iterator[Expr]:
     """Every node once, children before parents; iterative, so depth is no limit."""
     seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(list(roots))]
+    stack: list[Expr | None] = [*reversed(list(roots))]
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            yield node
-            continue
-        if node in seen:
-            continue
-        seen.add(node)
-        stack.append((node, True))
-        if into_reductions or not isinstance(node, Reduce):
-            stack.extend((c, False) for c in reversed(node.children) if c not in seen)
+        node = stack.pop()
+        if node is None:  # the children of the next one are done
+            done = stack.pop()
+            assert done is not None
+            yield done
+        elif node not in seen:
+            seen.add(node)
+            if node.children and (into_reductions or not isinstance(node, Reduce)):
+                stack += node, None
+                stack += [c for c in reversed(node.children) if c not in seen]
+            else:
+                yield node
 
 
 def rebuild(node: Expr, get: Callable[[Expr], Expr], index: Callable[[Poly], Poly]) -> Expr:
@@ -310,16 +312,16 @@ def rebuild(node: Expr, get: Callable[[Expr], Expr], index: Callable[[Poly], Pol
         case Const():
             return node
         case Load():
-            return Load(node.buffer, tuple(index(p) for p in node.index))
+            polys = tuple([index(p) for p in node.index])
+            return node if polys == node.index else Load(node.buffer, polys)
         case Index():
             return Index(index(node.poly))
         case Pointwise():
-            args = tuple(get(a) for a in node.args)
-            if all(a is b for a, b in zip(args, node.args, strict=True)):
-                return node
-            return pointwise(node.op, *args, dtype=node.dtype)
+            args = tuple([get(a) for a in node.args])
+            return node if args == node.args else pointwise(node.op, *args, dtype=node.dtype)
         case Reduce():
-            return Reduce(node.monoid, tuple(get(i) for i in node.inputs), node.over)
+            inputs = tuple([get(i) for i in node.inputs])
+            return node if inputs == node.inputs else Reduce(node.monoid, inputs, node.over)
         case Part():
             source: Any = get(node.source)
             return Part(source, node.index)
@@ -351,6 +353,8 @@ def rewrite(
         return None
 
     def on_poly(poly: Poly) -> Poly:
+        if poly.is_plain and mapping.keys().isdisjoint(poly.axes):
+            return poly
         if poly not in polys:
             polys[poly] = transform(poly, on_atom)
         return polys[poly]

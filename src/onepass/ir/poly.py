@@ -143,7 +143,7 @@ class Remainder(Division):
 class Poly(_Arithmetic):
     """A canonical polynomial: sorted ((monomial, coefficient), ...), no zero coefficients; `form` as of atoms."""
 
-    __slots__ = ("__weakref__", "_axes", "_text", "form", "terms")
+    __slots__ = ("__weakref__", "_axes", "_is_plain", "_text", "form", "terms")
     form: int
     ZERO: ClassVar[Poly]
     ONE: ClassVar[Poly]
@@ -153,6 +153,7 @@ class Poly(_Arithmetic):
         self.form = hash(tuple((c, *(a.form for a in m)) for m, c in terms))
         self._text: str | None = None
         self._axes: frozenset[Axis] | None = None
+        self._is_plain: bool | None = None
 
     def poly(self) -> Poly:
         return self
@@ -207,6 +208,13 @@ class Poly(_Arithmetic):
         if self._axes is None:
             self._axes = frozenset().union(*(atom.axes for atom in self.atoms()))
         return self._axes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no value is an index, at any depth."""
+        if self._is_plain is None:
+            self._is_plain = not self.indirects()
+        return self._is_plain
 
     def symbols(self) -> set[Symbol]:
         """Every size symbol at any depth, axes' extents excluded."""

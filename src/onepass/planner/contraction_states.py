@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ..analysis.access import numel, storage_bytes
+from ..analysis.contraction import Contraction
 from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
 from ..analysis.tile_states import contract_tiles
@@ -84,17 +85,23 @@ def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tupl
 
 def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool:
     again, first, last = chooser.again(members), product.origin.node, members[-1].origin.node
-    apart, anyway = _apart(chooser, members, again, product)
-    chosen = _kernel(chooser, members, again, apart - anyway)
-    if isinstance(chosen, Refusal):
-        chooser.decisions.append(Decision(first, last, "tiles", False, chosen.reason))
+
+    def refused(reason: str) -> bool:
+        chooser.decisions.append(Decision(first, last, "tiles", False, reason))
         return False
+
+    found = chooser.ask("tiles", members, again, contract_tiles).value
+    if isinstance(found, Refusal):
+        return refused(found.reason)
+    apart, anyway = _apart(chooser, members, again, product)
+    chosen = _kernel(chooser, found, members, again, apart - anyway)
+    if isinstance(chosen, Refusal):
+        return refused(chosen.reason)
     together = total_us(chosen.times) + anyway
     accepted = together < apart
     reason = f"predicted {together:.1f} us with states of tiles, {apart:.1f} us by the library and one more"
     if accepted and (swept := row_time(chooser, product)) < together:
-        chooser.decisions.append(Decision(first, last, "tiles", False, f"{reason}, {swept:.1f} us in one kernel"))
-        return False
+        return refused(f"{reason}, {swept:.1f} us in one kernel")
     decision = Decision(first, last, "tiles", accepted, reason, apart - together)
     region = Region(members, again, tiled=True, predicted_us=together, schedule=chosen.schedule)
     if not anyway:
@@ -102,11 +109,10 @@ def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool
     return chooser.answer(region, decision)
 
 
-def _kernel(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], apart: float) -> Chosen | Refusal:
-    """How both kernels run, or why there are none, or none that beat the time without them."""
-    c = chooser.ask("tiles", members, again, contract_tiles).value
-    if isinstance(c, Refusal):
-        return c
+def _kernel(
+    chooser: Chooser, c: Contraction, members: tuple[Define, ...], again: tuple[Define, ...], apart: float
+) -> Chosen | Refusal:
+    """How both kernels run, or why none beat the time without them."""
     if (bound := chooser.bound(c)) >= apart:
         return Refusal(f"at least {bound:.1f} us with states of tiles, predicted {apart:.1f} us without")
     chosen = chooser.kernel([c], members, again, apart)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..analysis.access import numel
 from ..analysis.contraction import Contraction
@@ -106,18 +107,13 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float, neighbours:
 
     `neighbours`: other sizes of its tiles, too, as long as one of them is faster.
     """
+    stores = tuple(stores)
     found = ways(stores, target)
     if isinstance(found, Refusal):
         return found
-
-    def priced(way: int, each: bool, adjustment: Adjustment) -> Chosen:
-        built = build(found[way], target, "k", (), adjustment, each=each)
-        schedule = replace(built.kernels[0].schedule, way=way)
-        return Chosen(schedule, tuple(price(k, target) for k in built.kernels))
-
     best: Chosen | None = None
     for way, each in _candidates(found, target):
-        chosen = priced(way, each, AS_RULED)
+        chosen = _priced(stores, target, way, each, AS_RULED)
         if best is None or chosen.time_us < best.time_us:
             best, like = chosen, (way, each)
         if best.time_us <= NEAR * bound_us:
@@ -125,12 +121,22 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float, neighbours:
     assert best is not None
     adjustment = AS_RULED
     while neighbours and best.time_us > max(FAR_ABOVE * bound_us, SHORT_US):
-        others = [(priced(*like, a), a) for a in adjustment.neighbours() if not a.stages]
+        others = [(_priced(stores, target, *like, a), a) for a in adjustment.neighbours() if not a.stages]
         fastest, moved = min(others, key=lambda o: o[0].time_us)
         if fastest.time_us >= GAIN * best.time_us:
             break
         best, adjustment = fastest, moved
     return best
+
+
+@lru_cache(maxsize=512)
+def _priced(stores: tuple[Store, ...], target: Target, way: int, each: bool, adjustment: Adjustment) -> Chosen:
+    """One way to run stores, built for its price."""
+    found = ways(stores, target)
+    assert not isinstance(found, Refusal)
+    built = build(found[way], target, "k", (), adjustment, each=each)
+    schedule = replace(built.kernels[0].schedule, way=way)
+    return Chosen(schedule, tuple(price(k, target) for k in built.kernels))
 
 
 def _candidates(found: list[Nest], target: Target) -> Iterator[tuple[int, bool]]:
