@@ -43,6 +43,7 @@ def test_a_quick_run_writes_checked_numbers(tmp_path: Path) -> None:
     assert "| attention, soft-cap + causal |" in text and (tmp_path / "cpu-contractions-floor.svg").exists()
 
 
+@pytest.mark.rotating
 def test_what_the_set_does_not_measure_is_refused() -> None:
     chosen = ["bench", "--set", "contractions", "--device", "cpu"]
     for arguments in ([], ["--quick", "--systems", "xla"], ["--quick", "--sweep"], ["--quick", "--only", "Adam"]):

@@ -310,6 +310,7 @@ def test_bad_index_is_an_index_error() -> None:
     assert torch.equal(run(x, torch.tensor([0, -1])), x[[0, -1]] + 1)
 
 
+@pytest.mark.rotating
 def test_long_chain_compiles_in_seconds() -> None:
     """5,000 operations: nothing in the compiler is quadratic or recursive."""
 

@@ -82,11 +82,12 @@ def compiled(layers: int, plain: bool) -> dict[str, tuple[list[str], CompileReco
 
 @pytest.mark.parametrize("plain", [False, True], ids=["library", "plain"])
 def test_more_layers_have_no_more_kernels(plain: bool) -> None:
-    two, four, eight = ({d: len(keys) for d, (keys, _) in compiled(n, plain).items()} for n in (2, 4, 8))
+    two, four = ({d: len(keys) for d, (keys, _) in compiled(n, plain).items()} for n in (2, 4))
     assert set(two) == {"forward", "backward"}
-    assert two == four == eight
+    assert two == four
 
 
+@pytest.mark.rotating
 def test_a_plan_does_not_depend_on_hash_seeds() -> None:
     root = Path(__file__).parents[2]
     digests = set()

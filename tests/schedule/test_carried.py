@@ -83,7 +83,7 @@ def test_types(dtype: torch.dtype, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_known_only_at_run_time(target: str) -> None:
     run = compile_for(target, norm, dynamic=True)
-    for rows in (600, 77, 2, 1100):
+    for rows in (600, 77, 2, 1100) if target == "cpu" else (300, 77, 2):  # the interpreter is slow
         tensors = [torch.randn(s) for s in ((rows, 96), (96,), (96,), (rows, 96))]
         for t in tensors[1:3]:
             torch._dynamo.mark_static(t)
