@@ -40,5 +40,5 @@ class Unbuilt:
 @contextmanager
 def unbuilt() -> Iterator[None]:
     """Graphs compiled here are planned and written, neither built nor measured, and run operation by operation."""
-    with mock.patch.object(compilation, "builder_for", Unbuilt), planning():
+    with mock.patch.object(compilation, "builder_for", Unbuilt), planning(True):
         yield

@@ -146,6 +146,23 @@ def test_an_epilogue_is_given_up_before_the_products(monkeypatch: pytest.MonkeyP
     assert [multiplies(k) for k in e.kernels] == [False, True, False]
 
 
+def test_operands_that_only_move_or_convert_stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotated operands come from memory in 16 bits; heads repeated and widened in the kernel are not stored."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        q, k = rotated(q, cosine, sine), rotated(k, cosine, sine)
+        k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+        return causal(q.float() @ k.float().mT / 16).bfloat16() @ v
+
+    spilling_if(monkeypatch, lambda source: 512 if multiplies(source) and "in5" in source.text else 0)  # angles
+    shapes = with_positions(64)
+    e = explained(function, "sm_90", shapes[0], *[(4, 8, 2048, 64)] * 2, *shapes[3:])
+    assert given_up(e) == [OPERANDS] and not products_left(e)
+    assert [multiplies(k) for k in e.kernels] == [False, True]
+    moved = sum(k.bytes_read + k.bytes_written for k in e.kernels if not multiplies(k))
+    assert moved <= 1.05 * 2 * (2 * 4 * (16 + 8) * 2048 * 64)  # queries and keys, in and out
+
+
 def test_reductions_of_rows_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: Tensor, weight: Tensor) -> Tensor:
         y = (x @ weight).float()

@@ -20,8 +20,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..ir.record import CompileRecord
+from .memoryless import has_no_memory, made_fake
 from .planning import planning
-from .torch_private import FakeTensor
 
 
 def run_recorded(
@@ -33,13 +33,13 @@ def run_recorded(
 ) -> list[CompileRecord]:
     """The records of every graph of `function(*args, **kwargs)`, forward and backward."""
     original = uncompiled(function)
-    own_args, own_kwargs = _copied((args, kwargs))
-    fake = any(isinstance(t, FakeTensor) for t in _tensors_of((args, kwargs)))
-    with planning() if fake else nullcontext(), _preserved(original), recorder() as records:
-        if fake:
-            result = _on_fake_tensors(original, backend, (args, kwargs))
-        else:
-            result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
+    holders = list(_held(original))
+    modules = [m for h in holders if isinstance(h, torch.nn.Module) for m in h.modules()]
+    tensors = (*_tensors_of((args, kwargs)), *_stateful_tensors(holders))
+    memoryless = any(map(has_no_memory, tensors))
+    own = made_fake(modules, (args, kwargs)) if memoryless else nullcontext(_copied((args, kwargs)))
+    with _preserved(holders, modules), recorder() as records, planning(memoryless), own as (own_args, own_kwargs):
+        result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
         forwards = sum(record.direction == "forward" for record in records)
         backwards = sum(record.direction == "backward" for record in records)
         if backwards < forwards:
@@ -65,32 +65,11 @@ def _freshly_compiled(function: Callable[..., Any], backend: Callable[..., Any])
     return compiled
 
 
-def _on_fake_tensors(function: Callable[..., Any], backend: Callable[..., Any], arguments: Any) -> Any:
-    """The function handed to the backend as one graph, without dynamo, which takes real tensors only."""
-    leaves, layout = pytree.tree_flatten(arguments)
-    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def call(*tensors: torch.Tensor) -> Any:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        args, kwargs = pytree.tree_unflatten(filled, layout)
-        return list(_tensors_of(function(*args, **kwargs)))
-
-    graph = torch.fx.Graph()
-    inputs = [graph.placeholder(f"x{k}") for k in range(len(places))]
-    graph.output(graph.call_function(call, tuple(inputs)))
-    tensors = [leaves[place] for place in places]
-    return backend(torch.fx.GraphModule(torch.nn.Module(), graph), tensors)(*tensors)
-
-
 def _copied(tree: Any) -> Any:
     """A deep copy that keeps storage sharing; non-leaf tensors become leaves of their own."""
     memo: dict[int, Any] = {}
 
     def copy_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, FakeTensor):
-            return leaf  # it has no memory
         if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
             detached = leaf.detach()
             # Whatever also refers to this tensor must meet the same copy.
@@ -142,17 +121,15 @@ def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _preserved(function: Callable[..., Any]) -> Iterator[None]:
-    """Random generators and every module, optimiser and tensor the function holds, as they were."""
-    holders = list(_held(function))
-    modules = [m for h in holders if isinstance(h, torch.nn.Module) for m in h.modules()]
+def _preserved(holders: list[Any], modules: list[torch.nn.Module]) -> Iterator[None]:
+    """Random generators and every module, optimiser and tensor that a function holds, as they were."""
     optimisers = [h for h in holders if isinstance(h, torch.optim.Optimizer)]
     attributes = [(m.__dict__, _shallow(m.__dict__)) for m in modules]
     states = [(o.state, {key: dict(value) for key, value in o.state.items()}) for o in optimisers]
     tensors = list(_stateful_tensors(holders))
     gradients = [(t, t.grad) for t in tensors if t.is_leaf]
     tensors += [g for _, g in gradients if g is not None]
-    values = [(t, t.detach().clone()) for t in tensors]
+    values = [(t, t.detach().clone()) for t in tensors if not has_no_memory(t)]
     python_state = random.getstate()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):

@@ -10,9 +10,9 @@ _PLANNING: ContextVar[bool] = ContextVar("onepass_planning", default=False)
 
 
 @contextmanager
-def planning() -> Iterator[None]:
-    """Graphs compiled here are planned and built, but run operation by operation."""
-    token = _PLANNING.set(True)
+def planning(wanted: bool) -> Iterator[None]:
+    """Graphs compiled here are planned and built, but run operation by operation, if that is wanted."""
+    token = _PLANNING.set(wanted)
     try:
         yield
     finally:

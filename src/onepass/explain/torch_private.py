@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-__all__ = ["FakeTensor"]
+__all__ = ["FakeTensor", "FakeTensorMode"]

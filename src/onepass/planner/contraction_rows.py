@@ -150,10 +150,7 @@ def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[tuple[Define, 
     for column in (-1, -2):
         following = _region(chooser, product, len(product.dimensions) + column)
         for members in dict.fromkeys((joined(chooser, following, product), following)) if following else ():
-            cheap = chooser.again(members)
-            placed = tuple(d for d in cheap if not chooser.memory(d))
-            for again in dict.fromkeys((cheap, placed)):
-                yield members, again
+            yield from ((members, again) for again in chooser.ways_again(members))
 
 
 def _kernel(

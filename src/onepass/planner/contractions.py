@@ -304,10 +304,7 @@ class Chooser(Reading):
         self, members: tuple[Define, ...], first: str, last: str, kind: str, offer: Offer | None = None
     ) -> bool:
         """One kernel of the members, with what they read computed again; else with less of it; or the library's."""
-        cheap = self.again(members)
-        placed = tuple(d for d in cheap if not self.memory(d))
-        choices = dict.fromkeys((cheap, placed))
-        return any(self._try(members, again, first, last, kind, offer) for again in choices)
+        return any(self._try(members, again, first, last, kind, offer) for again in self.ways_again(members))
 
     def _try(
         self,
@@ -424,18 +421,28 @@ class Chooser(Reading):
         return self.target.launch_us + moved / self.target.memory_bytes_per_us
 
     def again(self, members: Iterable[Define]) -> tuple[Define, ...]:
-        """Cheap point-wise values that the members read: computed again here, back to what must be read."""
+        """Cheap point-wise values that the members read: computed again here, back to what must be read.
+
+        An operand that is not computed again is at least converted and moved here.
+        """
         own = set(members)
         found: dict[Define, None] = {}
         computes = self.given_up(members) < OPERANDS
         for d, reader in {s: m for m in members for s in self.sources(m)}.items():
-            if not computes and self.is_operand(d, own) and self.memory(d):
-                continue
             made = d in own or (d in self.taken and bool(self.memory(d)))  # by another kernel, beside its products
-            wanted = self.is_point_wise(d) and (self.is_cheap(d) or self.is_unpacked_once(d, reader))
-            if not made and wanted:
-                found |= dict.fromkeys(c for c in self.chain(d) if c not in own)
+            if made or not self.is_point_wise(d):
+                continue
+            operand = self.is_operand(d, own) and bool(self.memory(d))
+            wanted = (computes or not operand) and (self.is_cheap(d) or self.is_unpacked_once(d, reader))
+            again = self.chain(d) if wanted else self.moves(d) if operand else ()
+            found |= dict.fromkeys(c for c in again if c not in own)
         return tuple(sorted(found, key=self.order.__getitem__))
+
+    def ways_again(self, members: tuple[Define, ...]) -> Iterable[tuple[Define, ...]]:
+        """What members compute again: all that is cheap, else positions and what only moves or converts operands."""
+        cheap = self.again(members)
+        moved = {c for d in cheap if self.is_operand(d, {*members}) for c in self.moves(d)}
+        return dict.fromkeys((cheap, tuple(d for d in cheap if d in moved or not self.memory(d))))
 
     def given_up(self, members: Iterable[Define]) -> int:
         """What a kernel of some products must do without (`Limits`)."""

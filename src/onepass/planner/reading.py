@@ -92,6 +92,17 @@ class Reading:
             self.chains[define] = chain
         return self.chains[define]
 
+    def moves(self, define: Define) -> dict[Define, None]:
+        """A value that only moves another one, or makes it wider, and those of its kind that it is made of."""
+        found: dict[Define, None] = {}
+        while self.is_point_wise(define) and _is_moved(define.value) and len(found) < MOST_MEMBERS:
+            found[define] = None
+            sources = self.sources(define)
+            if not sources:
+                break
+            (define,) = sources
+        return found
+
     def memory(self, define: Define) -> set[Load]:
         """What a point-wise value reads, with all it is made of."""
         if define not in self.memories:
@@ -140,6 +151,15 @@ def _loads(value: Expr) -> tuple[Load, ...]:
 def _cost(value: Expr) -> float:
     """Work of one element; conversions to compute in float32 and back cancel where values are put together."""
     return sum(work_of(e) for e in postorder([value]) if not (isinstance(e, Pointwise) and e.op in CASTS))
+
+
+def _is_moved(value: Expr) -> bool:
+    """Whether a value is one that is loaded from memory, which is not wider."""
+    loaded = value
+    while isinstance(loaded, Pointwise) and loaded.op in CASTS:
+        loaded = loaded.args[0]
+    narrow = loaded.dtype.bytes <= value.dtype.bytes
+    return isinstance(loaded, Load) and narrow and all(p.is_plain for p in loaded.index)
 
 
 def work_of(e: Expr) -> float:
