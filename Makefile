@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOURCES := src tests tools
 
-.PHONY: help demo test test-all test-newest gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench prices clean
+.PHONY: help demo test test-all test-newest gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench prices calibrate clean
 
 help:
 	@echo "make demo     several real workloads: checked, explained, timed"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench    speed beside eager, Inductor, XLA and hand-written kernels, on the GPU if there is one"
 	@echo "              SET=contractions: attention and matmuls beside SDPA, flex_attention and cuBLAS, on a GPU"
 	@echo "make prices   every kernel's predicted time beside the measured one, on a GPU (RESUME=file)"
+	@echo "make calibrate  the numbers that prices are made of, fitted to kernels measured on this GPU (TARGET=$(TARGET))"
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -105,6 +106,16 @@ bench: $(STAMP)
 # From the source folder with the machine's own torch and triton, as `make gpu`.
 prices:
 	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.prices $(if $(RESUME),--resume $(RESUME))
+
+# Numbers of this machine's GPU for ir/rates.py: candidates are planned, measured, and the table is fitted and printed.
+TARGET ?= sm_90
+MEASURED ?= build/candidates.json
+CALIBRATE = PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks
+calibrate:
+	mkdir -p $(dir $(MEASURED))
+	$(CALIBRATE).candidates --target $(TARGET) --plan $(MEASURED).plan
+	$(CALIBRATE).candidates --measure $(MEASURED).plan --out $(MEASURED)
+	$(CALIBRATE).calibrate $(MEASURED) --target $(TARGET)
 
 clean:
 	rm -rf $(VENV) $(NEWEST) build .pytest_cache .ruff_cache .mypy_cache

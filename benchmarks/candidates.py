@@ -2,7 +2,7 @@
 
 `python -m benchmarks.candidates --plan FILE` plans the corpus without a GPU and writes the candidates of each region
 that was asked for, and neighbours of the schedules of other groups. `--measure FILE` builds and times them on the GPU
-at hand. The constants of `analysis/price.py` were fitted on half of such kernels, those whose key is even.
+at hand. `benchmarks.calibrate` fits the numbers of `ir/rates.py` to half of such kernels, those whose key is even.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,6 +31,7 @@ from onepass.codegen.trial import emit_trial
 from onepass.codegen.triton import emit_triton
 from onepass.ir.choice import AS_RULED, FIRST
 from onepass.ir.kernel import ScheduledGroup
+from onepass.ir.source import KernelSource, Trial
 from onepass.ir.target import Target, find_target
 from onepass.ir.time import total_us
 from onepass.pipeline import schedule_named
@@ -80,9 +81,21 @@ def without_products(program: Program, target: Target) -> Iterator[tuple[str, Sc
                 yield str(adjustment), schedule_named(planned, name, replace(FIRST, adjustment=adjustment))
 
 
-def rows(only: str, target: Target) -> dict[str, dict[str, Any]]:
-    """Every distinct candidate of the corpus by its content."""
-    found: dict[str, dict[str, Any]] = {}
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Kernels that could be chosen for a group of a program; `label`: its tiles, or how it differs from the rules."""
+
+    program: str
+    kind: str
+    label: str
+    group: ScheduledGroup
+    trial: Trial
+    sources: list[KernelSource]
+
+
+def distinct(only: str, target: Target) -> dict[str, Candidate]:
+    """Every distinct candidate of the corpus by its content. `only`: a part of program names."""
+    found: dict[str, Candidate] = {}
     for name, program in corpus().items():
         if only not in name:
             continue
@@ -95,12 +108,19 @@ def rows(only: str, target: Target) -> dict[str, dict[str, Any]]:
                 sources = [emit_triton(k, False, False) for k in group.kernels]
                 sizes = trial.stand_ins, [(launch.symbols, launch.programs) for launch in trial.launches]
                 key = hashlib.sha256(f"{[s.key for s in sources]} {sizes}".encode()).hexdigest()[:16]
-                price_us = total_us(price(k, target) for k in group.kernels)
-                found.setdefault(key, {
-                    "program": name, "kind": kind, "candidate": label, "schedule": str(group.kernels[0].schedule),
-                    "price_us": price_us, "trial": trial, "sources": sources,
-                })  # fmt: skip
+                found.setdefault(key, Candidate(name, kind, label, group, trial, sources))
     return found
+
+
+def rows(only: str, target: Target) -> dict[str, dict[str, Any]]:
+    """The same as plain data: schedule, price, and all that is needed to measure it."""
+    return {
+        key: {
+            "program": c.program, "kind": c.kind, "candidate": c.label, "schedule": str(c.group.kernels[0].schedule),
+            "price_us": total_us(price(k, target) for k in c.group.kernels), "trial": c.trial, "sources": c.sources,
+        }
+        for key, c in distinct(only, target).items()
+    }  # fmt: skip
 
 
 def _build(source: Any) -> None:

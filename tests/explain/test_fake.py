@@ -5,6 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+import torch
+from tests.unbuilt import unbuilt
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onepass
+
 PROGRAM = """
 import torch, onepass
 from torch._subclasses import FakeTensorMode
@@ -20,3 +28,44 @@ def test_twice_in_one_process() -> None:
     assert ran.returncode == 0, ran.stderr
     first, second = ran.stdout.split()
     assert first == second != "0"
+
+
+class Block(nn.Module):
+    """A parameter, a buffer, and a weight that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.second.weight = self.first.weight
+        self.norm = nn.LayerNorm(32)
+        self.register_buffer("scale", torch.ones(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(torch.relu(self.first(x)))) * self.scale + torch.arange(32, device=x.device)
+
+
+def kernels(model: nn.Module, x: torch.Tensor) -> list[tuple[str, str, str]]:
+    with unbuilt():
+        e = onepass.explain(model, x, target="sm_90", options={"cache": False, "strict": True})
+    assert not [g.fallback for g in e.graphs if g.fallback]
+    return [(g.direction, k.name, k.schedule) for g in e.graphs for k in g.kernels]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("where", ["meta", "fake", "parameters"])
+def test_a_model_without_memory_is_planned_like_one_with_it(where: str, training: bool) -> None:
+    """`parameters`: only they have none."""
+    with torch.set_grad_enabled(training):
+        expected = kernels(Block(), torch.randn(64, 32))
+        if where == "fake":
+            with FakeTensorMode():
+                model, x = Block(), torch.randn(64, 32)
+        else:
+            with torch.device("meta"):
+                model = Block()
+            x = torch.randn(64, 32, device="meta" if where == "meta" else "cpu")
+        before = list(model.parameters())
+        assert kernels(model, x) == expected
+    assert {d for d, _, _ in expected} == ({"forward", "backward"} if training else {"inference"})
+    assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in before)

@@ -1,8 +1,4 @@
-"""The predicted time of the library's products and attention, beside which a kernel of ours is priced.
-
-Rates are those of one H200 (bfloat16, 85 products and 24 calls of attention, 2026-11-18: 95 % of the products within
-12 % of their price), as parts of the rate in the target's table; for other chips unmeasured.
-"""
+"""The predicted time of the library's products and attention, beside which a kernel of ours is priced."""
 
 from __future__ import annotations
 
@@ -16,15 +12,8 @@ from .inline import loaded, reductions
 from .operands import operands, uncast
 from .single_row import vector_and_matrix
 
-# Tiles that the library chooses from, and the part of the table's rate that each reaches.
-TILES = ((128, 256, 1.21), (128, 128, 1.25), (64, 64, 1.1))
-CALL_US = 1.2  # beyond a launch of ours
-EXPOSED = 0.65  # of the shorter of memory's and the matrix unit's time
-UNALIGNED = 3.0  # times as long, where rows of a matrix start at odd addresses
 ALIGNED_BYTES = 16
-# Attention: until the library has started; the part of the table's rate with heads of 128 and of at most 64; what the
-# unequal lengths of causal rows cost, in tiles.
-ATTENTION_US, WIDE, NARROW, UNEVEN, NARROW_HEAD, QUERIES = 5.0, 1.0, 0.72, 4.5, 64, 128
+NARROW_HEAD, QUERIES = 64, 128  # of the library's attention
 
 
 def multiply_rate(dtype: DType, target: Target) -> float:
@@ -36,7 +25,7 @@ def multiply_rate(dtype: DType, target: Target) -> float:
 
 def product_us(define: Define, target: Target) -> float:
     """The time of one product of matrices by the library."""
-    total = target.launch_us + CALL_US
+    total = target.launch_us + target.rates.call_us
     for r in reductions([define.value]):
         sides = operands(r) or vector_and_matrix(r)
         left, right = sides if sides is not None else (r, r)
@@ -44,11 +33,13 @@ def product_us(define: Define, target: Target) -> float:
         rows, columns = numel(left.axes - right.axes), numel(right.axes - left.axes)
         batches = numel((left.axes & right.axes) - {*r.over}) if sides is not None else numel(r.axes)
         rate = multiply_rate(uncast(left).dtype, target)
-        unit = min(_unit_us(batches, rows, columns, depth, *tile, rate, target) for tile in TILES)
+        unit = min(_unit_us(batches, rows, columns, depth, *tile, rate, target) for tile in target.rates.library_tiles)
         moved = [define.buffer, *loaded(define.value)]
         memory = sum(map(storage_bytes, moved)) / target.memory_bytes_per_us
         odd = any(b.dtype.bytes * estimate(s) % ALIGNED_BYTES for b in moved for s in b.strides if estimate(s) > 1)
-        total += (max(unit, memory) + EXPOSED * min(unit, memory)) * (UNALIGNED if odd else 1.0)
+        total += (max(unit, memory) + target.rates.library_exposed * min(unit, memory)) * (
+            target.rates.unaligned if odd else 1.0
+        )
     return total
 
 
@@ -65,6 +56,6 @@ def attention_us(batches: int, heads: int, rows: int, keys: int, depth: int, cau
     """The time of one call of the library's attention on 16-bit operands."""
     rounds = math.ceil(batches * heads * -(-rows // QUERIES) / target.processors)
     products = 2 * rounds * target.processors * QUERIES * keys * depth
-    part = WIDE if depth > NARROW_HEAD else NARROW
-    visited = 0.5 + 0.5 * min(1.0, UNEVEN * QUERIES / max(1, rows)) if causal else 1.0
-    return target.launch_us + ATTENTION_US + visited * products / (part * target.products_per_us)
+    part = target.rates.attention_wide if depth > NARROW_HEAD else target.rates.attention_narrow
+    visited = 0.5 + 0.5 * min(1.0, target.rates.attention_uneven * QUERIES / max(1, rows)) if causal else 1.0
+    return target.launch_us + target.rates.attention_us + visited * products / (part * target.products_per_us)

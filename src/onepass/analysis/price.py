@@ -50,29 +50,8 @@ from .contraction import LEAST_TILE
 SECTOR, LINE = 32, 64  # bytes that memory hands out at once: to a GPU, to a core
 SAMPLES = 8  # positions of an axis that stand for all
 RARE = 0.05  # of the programs, those that enter a guarded block
-# Calibrated on one H200, 2026-11-18, on half of 1,189 kernels (docs/decisions/0011); for other chips unmeasured.
-LOAD_US, FOLD_US, ISSUE_US = 0.3, 0.25, 0.0014  # a step that loads; a fold across threads; one operation of a thread
-START_US = 0.08  # between two programs that start on one processor
-PIPELINED = 0.5  # of a step, where its loads run ahead
-LIVE_REGISTERS = 0.7  # of one that a live value takes: some are computed again, or stay narrow
-BASE_REGISTERS, AHEAD_REGISTERS = 20.0, 16.0  # of a thread: for addresses; for loads that run ahead
-BUSY_WARPS = 4.0  # that keep a processor's lanes busy
-OWN_SHARE = 3.0  # times its share of the bandwidth that a processor draws where others idle
-CACHE_PART = 0.11  # of the shared cache that running programs find again
 NEAR_BYTES = 64 << 10  # a buffer of this size stays with each processor
-CACHE_ADDS = 0.15  # of the shorter of memory's and the cache's time
-PAGE = 50.0  # bytes that a stretch of neighbours costs beyond its own
-ACCESS_COST = 6.0  # operations of one instruction that loads or stores
-DIGIT_COST = 6.0  # of a quotient or a remainder in an offset
-# Of the rate that matmuls of the library reach: a product of two matrices that hardware copies to shared memory; of
-# that, where threads load or compute one of them; where a product is computed anew in each step of a sweep; where only
-# one load runs ahead; where the second matrix has the fewest columns; on float32 operands that no matrix unit takes.
-MATRIX, COMPUTED, NESTED, ONE_AHEAD, NARROW, EXACT = 1.3, 0.59, 0.78, 0.68, 0.87, 1 / 45
-MATRIX_ROWS, MATRIX_COLUMNS = 64, 128  # of a tile that keeps the matrix unit busy
-MATRIX_DEPTH, STARTING_DEPTH = 64, 6.6  # of a step, and of one that would take as long as starting the unit
-FOLD_COST = 8_300.0  # operations of a fold across the threads of a program beside products
-STAYING = 2.5  # times as many programs seem to run at once where programs stay and take one tile after another
-COPIED_CACHE = 0.75  # of the time of reads from the shared cache, where hardware copies matrices
+MATRIX_ROWS, MATRIX_COLUMNS, MATRIX_DEPTH = 64, 128, 64  # of a tile, and of a step, that keep the matrix unit busy
 # Operations that the hardware of a GPU helps with, or hinders, in multiply-adds.
 GPU_COSTS = {
     "exp": 6.0, "exp2": 4.0, "log": 7.0, "log2": 5.0, "sin": 40.0, "cos": 40.0, "tan": 60.0, "div": 6.0, "rsqrt": 4.0,
@@ -102,7 +81,7 @@ class _Program:
     """What one program of a grid does, by one walk over its statements."""
 
     def __init__(self, grid: Iterable[GridAxis], target: Target, stages: int, threads: int) -> None:
-        self.target, self.stages, self.threads = target, stages, threads
+        self.target, self.rates, self.stages, self.threads = target, target.rates, stages, threads
         self.extents: dict[Axis, int] = {g.axis: max(1, estimate(g.extent)) for g in grid}
         self.count = math.prod(self.extents.values())
         self.tiles: dict[Axis, tuple[int, float]] = {}  # open tile axis -> lanes, the part of them that counts
@@ -134,7 +113,7 @@ class _Program:
                 case When():
                     waits += self.block(s.body, times * RARE) * RARE
                 case LoadElement() | LoadTile():
-                    own = max(own, LOAD_US * (2 if _indirect(s.offset) else 1))
+                    own = max(own, self.rates.load_us * (2 if _indirect(s.offset) else 1))
                     self._load(s, times)
                 case StoreElement() | StoreTile():
                     self._store(s, times)
@@ -171,7 +150,7 @@ class _Program:
             if when > before and self.made.get(name, (before,))[0] <= before:
                 self.used[name] = self.clock
         if self.stages > 1 and loads:  # loads run ahead
-            step = max(step - LOAD_US, step * PIPELINED)
+            step = max(step - self.rates.load_us, step * self.rates.pipelined)
         return steps * step
 
     def _steps(self, s: Loop) -> float:
@@ -217,15 +196,17 @@ class _Program:
         left, right = (self._of([side]) for side in (s.left, s.right))
         self._define(s.var, (left | right) - set(s.summed))
         rows, columns = (self._lanes(side - set(s.summed)) for side in (left, right))
-        rate = MATRIX * min(1.0, rows / MATRIX_ROWS)
-        rate *= NARROW + (1.0 - NARROW) * min(1.0, (columns - LEAST_TILE) / (MATRIX_COLUMNS - LEAST_TILE))
+        rate = self.rates.matrix * min(1.0, rows / MATRIX_ROWS)
+        rate *= self.rates.narrow + (1.0 - self.rates.narrow) * min(
+            1.0, (columns - LEAST_TILE) / (MATRIX_COLUMNS - LEAST_TILE)
+        )
         copied = [self._as_it_is(side, s) for side in (s.left, s.right)]
-        rate *= 1.0 if all(copied) else COMPUTED
-        rate *= NESTED if s.accumulator is None else ONE_AHEAD if self.stages <= 2 else 1.0
+        rate *= 1.0 if all(copied) else self.rates.computed
+        rate *= self.rates.nested if s.accumulator is None else self.rates.one_ahead if self.stages <= 2 else 1.0
         depth = self._lanes(left & set(s.summed))
-        rate *= (1.0 + STARTING_DEPTH / MATRIX_DEPTH) * depth / (depth + STARTING_DEPTH)
+        rate *= (1.0 + self.rates.starting_depth / MATRIX_DEPTH) * depth / (depth + self.rates.starting_depth)
         if s.operands.bytes == 4:
-            rate *= 0.5 if s.precision == "tf32" else EXACT
+            rate *= 0.5 if s.precision == "tf32" else self.rates.exact
         elif s.operands.bytes == 1:
             rate *= 2.0
         self.products += times * self._lanes((left | right) - set(s.summed[1:])) / rate
@@ -267,7 +248,7 @@ class _Program:
     def _operate(self, axes: frozenset[Axis], cost: float, times: float) -> float:
         lanes = self._lanes(axes)
         self.operations += times * cost * max(lanes, self.threads if axes else 32)
-        return cost * ISSUE_US * max(1.0, lanes / self.threads)
+        return cost * self.rates.issue_us * max(1.0, lanes / self.threads)
 
     def _fold(self, s: Fold | Finish, times: float) -> float:
         if isinstance(s, Fold):
@@ -284,7 +265,7 @@ class _Program:
         cost = GPU_MONOIDS.get(monoid, MONOIDS[monoid].cost)
         spent = self._operate(axes, cost, times)
         self.folds += times
-        return spent + FOLD_US * len(s.parts)
+        return spent + self.rates.fold_us * len(s.parts)
 
     # --- memory ---
 
@@ -310,7 +291,10 @@ class _Program:
         run *= width
         if self.target.warp:
             digits = sum(isinstance(a, Quotient | Remainder) and bool(a.numerator.axes & axes) for a in offset.atoms())
-            cost = ACCESS_COST * width / self._vector_bytes(offset, axes, width) + DIGIT_COST * digits
+            cost = (
+                self.rates.access_cost * width / self._vector_bytes(offset, axes, width)
+                + self.rates.digit_cost * digits
+            )
             self.operations += times * cost * self._lanes(axes)
         line = SECTOR if self.target.warp else LINE
         inflated = 1.0 if run >= 4 * line else (math.ceil(run / line) * line) / run
@@ -417,27 +401,33 @@ def _time(kernel: Kernel, p: _Program, waits: float, target: Target) -> Time:
     each = p.count / target.processors  # programs of a processor; the one that has most of them is done last
     work = math.ceil(each) * target.processors
     warps = min(resident, max(1.0, each)) * kernel.warps
-    operations = p.operations + (FOLD_COST * p.folds if p.products else 0.0)
-    memory, cache = _memory(p, min(1.0, OWN_SHARE * each), places, target)
+    operations = p.operations + (target.rates.fold_cost * p.folds if p.products else 0.0)
+    memory, cache = _memory(p, min(1.0, target.rates.own_share * each), places, target)
     if not p.products:
-        memory, cache = max(memory, cache) + CACHE_ADDS * min(memory, cache), 0.0
+        memory, cache = max(memory, cache) + target.rates.cache_adds * min(memory, cache), 0.0
     return Time(
         memory_us=memory,
-        cache_us=COPIED_CACHE * cache,
-        scalar_us=work * operations / (target.operations_per_us * min(1.0, warps / BUSY_WARPS)),
+        cache_us=target.rates.copied_cache * cache,
+        scalar_us=work * operations / (target.operations_per_us * min(1.0, warps / target.rates.busy_warps)),
         matrix_us=work * p.products / target.products_per_us if p.products else 0.0,
         serial_us=rounds * waits,
-        start_us=START_US * each,
+        start_us=target.rates.start_us * each,
         launch_us=target.launch_us,
         programs=p.count,
         resident=resident,
-        at_once=min(float(resident), each) * (STAYING if kernel.resident else 1.0),
+        at_once=min(float(resident), each) * (target.rates.staying if kernel.resident else 1.0),
+        rates=target.rates,
     )
 
 
 def _resident(kernel: Kernel, p: _Program, target: Target) -> int:
     """Programs that one processor holds at once, as far as values say before the kernel is built."""
-    registers = min(255.0, BASE_REGISTERS + LIVE_REGISTERS * p.live + (AHEAD_REGISTERS if kernel.stages else 0.0))
+    registers = min(
+        255.0,
+        target.rates.base_registers
+        + target.rates.live_registers * p.live
+        + (target.rates.ahead_registers if kernel.stages else 0.0),
+    )
     return max(1, target.resident_programs(int(registers), int(p.shared_bytes + p.loop_bytes), p.threads))
 
 
@@ -449,8 +439,8 @@ def _memory(p: _Program, share: float, places: int, target: Target) -> tuple[flo
         asked = sum(a for a, _ in t.places.values())
         unique = min(asked, max(t.touched / max(1, p.count), float(storage_bytes(buffer)), 1.0))
         again = max(0.0, t.sectors - unique)
-        stays = bool(p.products) or min(unique, t.touched * active) <= CACHE_PART * target.chip_cache_bytes
-        scattered = sum(a * (1.0 + PAGE / run) for a, run in t.places.values()) / max(1.0, asked)
+        stays = bool(p.products) or min(unique, t.touched * active) <= target.rates.cache_part * target.chip_cache_bytes
+        scattered = sum(a * (1.0 + target.rates.page / run) for a, run in t.places.values()) / max(1.0, asked)
         fetched += (unique if stays else unique + again) * scattered
         cached += t.sectors if unique > NEAR_BYTES else min(t.sectors, unique * min(target.processors, p.count))
     return fetched / (target.memory_bytes_per_us * share), cached / (target.cache_bytes_per_us * share)
@@ -468,6 +458,7 @@ def _side_by_side(times: list[Time]) -> Time:
         launch_us=times[0].launch_us,
         programs=sum(t.programs for t in times),
         resident=min(t.resident for t in times),
+        rates=times[0].rates,
     )
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from ..errors import UnknownTarget
 from .dtypes import DType
+from .rates import H200, UNMEASURED, Rates
 
 PROCESSOR_PROGRAMS, PROCESSOR_THREADS = 32, 2048  # that a processor of any GPU of the table holds at once
 
@@ -51,6 +52,7 @@ class Target:
     gives_up_copies: bool = False  # it pays to tell the chip's cache that such a copy is read once (seen on an H200)
     overlaps: bool = False  # a kernel may be started while the one before it is ending
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
+    rates: Rates = UNMEASURED
 
     def resident_programs(self, registers: int, shared_bytes: int, threads: int) -> int:
         """How many programs of a built kernel one processor holds; 0 where nothing is known of them.
@@ -102,6 +104,7 @@ def _gpu(
         descriptors=name in ("sm_90", "sm_100"),
         gives_up_copies=name == "sm_90",
         overlaps=name in ("sm_90", "sm_100"),
+        rates=H200 if name == "sm_90" else UNMEASURED,
     )  # fmt: skip
 
 

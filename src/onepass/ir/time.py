@@ -6,10 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Of the shorter of two kinds of work, the part that is not hidden where a processor has one program. Beside the matrix
-# unit: of any work, of lanes, which take turns with it, and of reads from the shared cache, which run ahead.
-EXPOSED, BESIDE_MATRIX, LANES_BESIDE_MATRIX, CACHE_BESIDE_MATRIX = 0.39, 0.5, 0.76, 0.27
-MATRIX_HIDES = 0.83  # power of the programs that run at once by which they hide each other's work
+from .rates import UNMEASURED, Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +29,17 @@ class Time:
     programs: int = 0
     resident: int = 0  # programs that a processor holds at once
     at_once: float = 8.0  # programs that run beside each other on a processor: one waits while another computes
+    rates: Rates = UNMEASURED
 
     @property
     def total_us(self) -> float:
         limits = (self.memory_us, self.scalar_us, self.matrix_us, self.serial_us, self.start_us, self.cache_us)
-        most, at_once = max(limits), max(1.0, self.at_once)
+        most, at_once, r = max(limits), max(1.0, self.at_once), self.rates
         if not self.matrix_us:
-            return self.launch_us + most + EXPOSED / at_once * (sum(limits) - most)
-        others = (BESIDE_MATRIX, LANES_BESIDE_MATRIX, *3 * (BESIDE_MATRIX,), CACHE_BESIDE_MATRIX)
+            return self.launch_us + most + r.exposed / at_once * (sum(limits) - most)
+        others = (r.beside_matrix, r.lanes_beside_matrix, *3 * (r.beside_matrix,), r.cache_beside_matrix)
         exposed = sum(part * limit for part, limit in zip(others, limits, strict=True) if limit is not most)
-        return self.launch_us + most + exposed / math.pow(at_once, MATRIX_HIDES)
+        return self.launch_us + most + exposed / math.pow(at_once, r.matrix_hides)
 
     @property
     def bound(self) -> str:

@@ -20,7 +20,7 @@ from ..analysis.library_price import multiply_rate, product_us
 from ..analysis.nest import Refusal, opened
 from ..analysis.operands import operands, uncast
 from ..analysis.passes import passes, visited
-from ..analysis.price import MATRIX, MATRIX_ROWS
+from ..analysis.price import MATRIX_ROWS
 from ..ir.expr import Load, postorder
 from ..ir.limits import FOLLOWERS, NO_LIMITS, OPERANDS, PRODUCTS, Limits
 from ..ir.options import Options
@@ -482,7 +482,9 @@ class Chooser(Reading):
         buffers = {e.buffer for e in postorder(values) if isinstance(e, Load)} | {s.buffer for s in c.nest.stores}
         memory = sum(map(storage_bytes, buffers)) / self.target.memory_bytes_per_us
         again = len(passes(c)) if c.reduces_columns and not c.held else 1
-        return self.target.launch_us + max(again * products * visited(c, MATRIX_ROWS) / MATRIX, memory)
+        return self.target.launch_us + max(
+            again * products * visited(c, MATRIX_ROWS) / self.target.rates.matrix, memory
+        )
 
     def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
