@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 import onepass.backend
 import onepass.planner.contraction_rows as contraction_rows
 import onepass.planner.contractions as contractions
+from tests.contractions.judging import explained
 
 pytest.importorskip("triton")
 WIDTH = 512
@@ -77,3 +79,23 @@ def test_no_region_waits_for_itself() -> None:
     torch.testing.assert_close(result, weighted(*inputs), rtol=1e-4, atol=1e-5)
     assert [r.fallback for r in records] == [""]
     assert any(d.kind == "chain" and "another step lies between" in d.reason for r in records for d in r.decisions)
+
+
+def test_products_do_not_store_what_attention_computes_again() -> None:
+    """Heads are cut out of projections and widened: the attention reads the projections, which are products alone."""
+
+    def function(x: Tensor, mask: Tensor, *weights: Tensor) -> Tensor:
+        q, k, v = ((x @ w).unflatten(-1, (16, 64)).transpose(1, 2) for w in weights)
+        scores = q.float() @ k.float().transpose(-1, -2) * 0.125 + mask
+        return torch.softmax(scores, -1).to(v.dtype) @ v
+
+    with FakeTensorMode(), torch.no_grad():
+        x = torch.empty(8, 1024, 1024, dtype=torch.bfloat16)
+        weights = [torch.empty(1024, 1024, dtype=torch.bfloat16) for _ in range(3)]
+        e = explained(function, x, torch.empty(8, 1, 1, 1024), *weights)
+    attention = [k for k in e.kernels if any("bmm" in o["op"] for o in k.operations)]
+    assert len(attention) == 1 and not any("bmm" in x.op for x in e.externs)
+    others = {o["op"] for k in e.kernels if k not in attention for o in k.operations}
+    assert others <= {"aten.mm.default"}, others
+    made = 8 * 1024 * 1024 * 2
+    assert attention[0].bytes_read <= 1.01 * 3 * made + 8 * 1024 * 4

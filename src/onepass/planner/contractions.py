@@ -359,6 +359,7 @@ class Chooser(Reading):
         moved = 2 * sum(storage_bytes(d.buffer) for d in offer.members if d is not offer.result) if accepted else 0
         self.decisions.append(Decision(first, last, "library", accepted, reason, own - library, moved))
         if accepted:
+            self.forget_unread(offer.members, self.again(offer.members))
             self.taken.update(offer.members)
             self.links.join(offer.members, ())
             self.elsewhere |= offer.reads
@@ -378,6 +379,7 @@ class Chooser(Reading):
             self.taken.update(region.members)
             self.links.join(region.members, region.again)
             self.elsewhere |= {b for d in region.again for b in loaded(d.value)} - {d.buffer for d in region.again}
+            self.forget_unread(region.members, region.again)
             self.regions.append(region)
         return decision.accepted
 

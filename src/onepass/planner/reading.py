@@ -55,6 +55,14 @@ class Reading:
         for buffer in loaded(define.value):
             self.readers.setdefault(buffer, []).append(define)
 
+    def forget_unread(self, members: Iterable[Define], again: Iterable[Define]) -> None:
+        """Values that members compute again and nobody else reads are not made: they read nothing any more."""
+        inside = {*members, *again}
+        for d in sorted(again, key=self.order.__getitem__, reverse=True):
+            if d.buffer not in self.elsewhere and self.readers_of(d) <= inside:
+                for buffer in loaded(d.value):
+                    self.readers[buffer] = [r for r in self.readers[buffer] if r is not d]
+
     def sources(self, define: Define) -> tuple[Define, ...]:
         """The definitions and products that a definition reads."""
         if define not in self._sources:
