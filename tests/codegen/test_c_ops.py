@@ -129,8 +129,8 @@ def _monoid_kernel(monoid: str, dtype: DType) -> str:
     declare = " ".join(f"{c_type(d)} s{k}[8];" for k, d in enumerate(dtypes))
     start = " ".join(f"s{k}[l] = {v};" for k, v in enumerate(c_monoid_identity(monoid, dtypes)))
     entering = ["x[i]", "i"][: len(inputs)]
-    enter = " ".join(c_accumulate(monoid, [f"s{k}[i % 8]" for k in parts], entering, dtypes))
-    merge = " ".join(c_combine(monoid, [f"s{k}[0]" for k in parts], [f"s{k}[l]" for k in parts], dtypes))
+    enter = c_accumulate(monoid, [f"s{k}[i % 8]" for k in parts], entering, dtypes)
+    merge = c_combine(monoid, [f"s{k}[0]" for k in parts], [f"s{k}[l]" for k in parts], dtypes)
     outs = ", ".join(f"{c_type(d)} *o{k}" for k, d in enumerate(dtypes))
     store = " ".join(f"*o{k} = s{k}[0];" for k in parts)
     return (

@@ -30,7 +30,7 @@ class OpenTile:
 class TileEmitter(Emitter):
     """Emits what statements have in common; the statements themselves are a subclass's."""
 
-    indent, quotient = "    ", "//"
+    indent, quotient, literal = "    ", "//", staticmethod(triton_const)
 
     def __init__(self, kernel: ir.Kernel, overlaps: bool, describe: bool) -> None:
         super().__init__(kernel)
@@ -45,17 +45,10 @@ class TileEmitter(Emitter):
         self.rank = tile_rank(kernel.body)
         self.near = True  # whether 32 bits are enough for what is written
 
-    def positions(self, axes: tuple[ir.GridAxis, ...], left: str) -> None:
-        """The number `left` as one position per grid axis."""
-        for k in range(len(axes) - 1, -1, -1):
-            name = axes[k].axis.name
-            if k == 0:
-                self.line(f"{name} = {left}")
-                continue
-            extent = self.divisor(axes[k].extent)
-            self.line(f"program{k} = {left}")
-            self.line(f"{name} = program{k} % {extent}")
-            left = f"(program{k} // {extent})"
+    def split(self, name: str, number: int, left: str, extent: str) -> str:
+        self.bind(f"program{number}", left)
+        self.bind(name, f"program{number} % {extent}")
+        return f"(program{number} // {extent})"
 
     def divides_plainly(self, numerator: Poly) -> bool:
         return not numerator.names() or super().divides_plainly(numerator)  # numbers are Python's
@@ -110,11 +103,8 @@ class TileEmitter(Emitter):
         return found
 
     def operand(self, value: ir.Operand) -> str:
-        match value:
-            case ir.Var():
-                return value.name
-            case Const():
-                return triton_const(value)
+        if not isinstance(value, Poly):
+            return super().operand(value)
         if not value.names():
             return f"tl.full([], {self.poly(value)}, tl.int64)"
         return f"tl.cast({bare(self.poly(value))}, tl.int64)"

@@ -57,10 +57,7 @@ _functions: dict[str, Future[Function]] = {}  # by artifact key; pending while s
 
 
 def build_kernels(
-    sources: Sequence[KernelSource],
-    builder: Builder,
-    cache: Cache | None = None,
-    progress: Progress | None = None,
+    sources: Sequence[KernelSource], builder: Builder, cache: Cache | None = None, progress: Progress | None = None
 ) -> list[LoadedKernel]:
     """The kernels in order. Raises `KernelBuildError` for one the compiler rejects."""
     kernels: list[LoadedKernel] = []
@@ -72,10 +69,7 @@ def build_kernels(
 
 
 def build_each(
-    sources: Sequence[KernelSource],
-    builder: Builder,
-    cache: Cache | None = None,
-    progress: Progress | None = None,
+    sources: Sequence[KernelSource], builder: Builder, cache: Cache | None = None, progress: Progress | None = None
 ) -> list[LoadedKernel | BaseException]:
     """The kernels in order, an error in the place of one that could not be built."""
     fingerprint = builder.fingerprint()
