@@ -35,13 +35,6 @@ def raise_status(status: int) -> None:
     raise IndexError("index out of range in self")
 
 
-_NAMES: dict[str, Any] = {  # that the function's text calls
-    "empty_cpu": empty_cpu, "empty_cuda": empty_cuda, "empty_strided": torch.empty_strided, "settle": settle,
-    "settle_result": settle_result, "raise_status": raise_status, "thread_count": thread_count, "slice": slice,
-    "view": view, "word_of": word_of,
-}  # fmt: skip
-
-
 class Executable:
     """A compiled graph: `call(args)` runs it, `source` shows it."""
 
@@ -70,13 +63,16 @@ class _Writer:
         self._lines: list[str] = []
         self._constants: dict[tuple[Any, ...], str] = {}
         self._sizes: dict[str, str] = {}  # expression -> the variable that holds it
-        self.namespace = dict(_NAMES)
+        self.namespace: dict[str, Any] = {
+            "current_device": current_device, "empty_cpu": empty_cpu, "empty_cuda": empty_cuda, "slice": slice,
+            "empty_strided": torch.empty_strided, "on_device": on_device, "raise_status": raise_status, "view": view,
+            "settle": settle, "settle_result": settle_result, "thread_count": thread_count, "word_of": word_of,
+        }  # fmt: skip
 
     def source(self) -> str:
         """The whole function. On a GPU it runs with that device current, whatever the caller's is."""
         if self._home:
             index = torch.device(self._home).index or 0
-            self.namespace |= {"current_device": current_device, "on_device": on_device}
             self._line(f"if current_device() != {index}: return on_device({index}, call, args)")
         inputs = [_name(n) for n in self._host.inputs]
         if inputs:
