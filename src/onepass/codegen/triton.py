@@ -119,9 +119,9 @@ class TritonEmitter(ProductEmitter):
         args = [self.operand(a) for a in s.args]
         if s.op in _CHECKED:
             self.checked_index(s, args, dims)
-            return
-        text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
-        self.define(s.var, bare(text), dims)
+        else:
+            text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
+            self.define(s.var, bare(text), dims)
 
     def checked_index(self, s: ir.Let, args: list[str], dims: frozenset[str] | None) -> None:
         """An index from data: outside its dimension the program stops, as eager's does on a GPU."""

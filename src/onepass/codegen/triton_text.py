@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd
 
@@ -87,20 +88,12 @@ class TileEmitter(Emitter):
 
     def poly_dims(self, poly: Poly) -> frozenset[str] | None:
         """The tile axes an index varies over; None for a scalar."""
-        found: frozenset[str] | None = None
-        for name in poly.names():
-            if name in self.dims:
-                found = (found or NO_AXES) | self.dims[name]
-        return found
+        return _together(self.dims.get(name) for name in poly.names())
 
     def dims_of(self, *operands: ir.Operand | None) -> frozenset[str] | None:
         """The tile axes that operands together vary over; None if all are scalars."""
-        found: frozenset[str] | None = None
-        for o in operands:
-            own = self.poly_dims(o) if isinstance(o, Poly) else self.dims.get(o.name) if isinstance(o, ir.Var) else None
-            if own is not None:
-                found = (found or NO_AXES) | own
-        return found
+        variables = (self.dims.get(o.name) for o in operands if isinstance(o, ir.Var))
+        return _together((*variables, *(self.poly_dims(o) for o in operands if isinstance(o, Poly))))
 
     def operand(self, value: ir.Operand) -> str:
         if not isinstance(value, Poly):
@@ -112,8 +105,7 @@ class TileEmitter(Emitter):
     def mask(self, dims: frozenset[str] | None, *conditions: str) -> str | None:
         """Which lanes of these axes count, and the conditions; None where all do."""
         masks = [t.mask for n, t in self.tiles.items() if t.mask is not None and dims is not None and n in dims]
-        found = [*masks, *conditions]
-        return " & ".join(found) if found else None
+        return " & ".join((*masks, *conditions)) or None
 
     def shape(self, dims: frozenset[str]) -> list[int]:
         """Lanes of these axes in their dimensions, 1 elsewhere."""
@@ -187,6 +179,12 @@ class TileEmitter(Emitter):
         if not whole <= dims or self.dims_of(value) is None:
             text = f"tl.broadcast_to({text}, {self.shape(dims | whole)})"
         return text
+
+
+def _together(parts: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
+    """All tile axes of some values; None if all are scalars."""
+    found = [axes for axes in parts if axes is not None]
+    return NO_AXES.union(*found) if found else None
 
 
 def tile_rank(body: tuple[ir.Statement, ...]) -> int:

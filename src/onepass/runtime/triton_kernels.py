@@ -99,12 +99,10 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
 
     try:
         function = _load_module(source).__dict__[source.entry]
-        names = function.arg_names
         attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if source.aligned else {}
         attributes |= {(source.pointers + k,): [["tt.divisibility", MULTIPLE]] for k in source.multiples}
-        ast = ASTSource(
-            fn=function, signature=dict(zip(names, source.signature, strict=True)), constexprs={}, attrs=attributes
-        )
+        signature = dict(zip(function.arg_names, source.signature, strict=True))
+        ast = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
         options: dict[str, Any] = {"num_warps": source.warps, "num_stages": max(1, source.stages)}
         options["enable_fp_fusion"] = not source.exact
         if source.asserts:
@@ -117,9 +115,8 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
     except Exception as error:
         path = scratch_folder() / f"{source.key}.failed.py"
         path.write_text(source.text)
-        raise KernelBuildError(
-            f"triton.compile for {target.name}", f"{type(error).__name__}: {error}", str(path)
-        ) from error
+        problem = f"{type(error).__name__}: {error}"
+        raise KernelBuildError(f"triton.compile for {target.name}", problem, str(path)) from error
     facts = compiled.facts
     _refuse_others(compiled, source)
     if wrong and not compiled.edited and repaired(compiled.texts["ptx"]) != compiled.texts["ptx"]:
@@ -155,11 +152,8 @@ def _maps(facts: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     found = list(facts.get("tensordesc_meta") or [])
     if len(found) != count or None in found:
         raise KernelBuildError("triton.compile", f"{count} matrices, {len(found)} descriptors", "")
-    names = ("swizzle", "elem_size", "elem_type", "block_size")
-    maps = [dict(zip(names, (m[n] for n in names), strict=True)) for m in found]
-    for m in maps:
-        m["elem_type"] = _DRIVER_TYPES.get(m["elem_type"], m["elem_type"])
-    return maps
+    maps = [{n: m[n] for n in ("swizzle", "elem_size", "elem_type", "block_size")} for m in found]
+    return [{**m, "elem_type": _DRIVER_TYPES.get(m["elem_type"], m["elem_type"])} for m in maps]
 
 
 def packed(head: dict[str, Any], binary: bytes) -> bytes:
