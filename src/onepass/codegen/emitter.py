@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const
@@ -146,9 +147,5 @@ def bare(text: str) -> str:
     """Drop one pair of outer parentheses."""
     if not (text.startswith("(") and text.endswith(")")):
         return text
-    level = 0
-    for k, c in enumerate(text):
-        level += (c == "(") - (c == ")")
-        if level == 0:
-            return text[1:-1] if k == len(text) - 1 else text
-    return text
+    *inside, end = accumulate((c == "(") - (c == ")") for c in text)
+    return text[1:-1] if end == 0 and 0 not in inside else text

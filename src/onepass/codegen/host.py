@@ -171,17 +171,14 @@ class _Emitter:
             match thing:
                 case Buffer():
                     names.append(f"a{len(names)}")
-                    self._names[thing] = names[-1]
-                    self._inputs.add(thing)
                 case Symbol() if thing not in self._sizes:
                     names.append(f"s{len(self._sizes)}")
                     self._sizes[thing] = names[-1]
                 case _:
                     names.append(f"x{next(self._hosts)}")
-                    if isinstance(thing, HostValue):
-                        self._names[thing] = names[-1]
-                        self._inputs.add(thing)
-        self.input_names = tuple(names)
+            if not isinstance(thing, Symbol):
+                self._names[thing] = names[-1]
+        self.input_names, self._inputs = tuple(names), set(self._names)
         for symbol in program.symbol_sources:
             self._sizes.setdefault(symbol, f"s{len(self._sizes)}")
         for thing in program.inputs:

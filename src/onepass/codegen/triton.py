@@ -18,15 +18,7 @@ from ..ir.poly import Axis, Poly, in_range, is_far, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import bare, header, operand_dtype
 from .scalars import COMPARISONS, identities
-from .triton_ops import (
-    MATRIX_TYPES,
-    signature_type,
-    triton_fold,
-    triton_join,
-    triton_number,
-    triton_pointwise,
-    triton_type,
-)
+from .triton_ops import signature_type, triton_fold, triton_join, triton_number, triton_pointwise, triton_type
 from .triton_products import ProductEmitter
 from .triton_text import NO_AXES, OpenTile
 
@@ -39,7 +31,7 @@ def emit_triton(kernel: ir.Kernel, exact: bool = False, overlaps: bool = False) 
     general = TritonEmitter(kernel, overlaps, describe=False).unit() if kernel.descriptors else ""
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
-    types = {b: signature_type(b.dtype) for b in pointers} | {b: MATRIX_TYPES[b.dtype][0] for b in kernel.matrices}
+    types = {b: signature_type(b.dtype, b in kernel.matrices) for b in pointers}
     signature = tuple(f"*{types[b]}" for b in pointers) + ("i64",) * words
     signature += tuple(f"tensordesc<{types[d.buffer]}{list(d.block)}>" for d in kernel.descriptors)
     matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d in kernel.descriptors)

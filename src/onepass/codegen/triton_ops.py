@@ -62,9 +62,9 @@ def triton_type(dtype: DType) -> str:
     return _TYPES.get(dtype) or f"tl.{dtype.value}"
 
 
-def signature_type(dtype: DType) -> str:
-    """How a compiled kernel's signature names the type."""
-    return _SIGNATURES.get(dtype) or dtype.name.lower()
+def signature_type(dtype: DType, matrix: bool = False) -> str:
+    """How a compiled kernel's signature names the type. `matrix`: as the matrix unit knows it."""
+    return MATRIX_TYPES[dtype][0] if matrix else _SIGNATURES.get(dtype) or dtype.name.lower()
 
 
 def triton_number(value: Const) -> str:

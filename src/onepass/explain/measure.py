@@ -33,7 +33,7 @@ def measure(
     target: Target,
 ) -> None:
     """Write what happened into the record, in the place of what an earlier schedule left there."""
-    record.program, record.plan = repr(program), _plan_text(plan)
+    record.program, record.plan = repr(program), "\n".join(map(_step_text, plan.steps))
     symbols = [*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources]
     record.sizes = {s.name: assumed_size(s) for s in symbols}
     record.kernels = [_kernel_record(g, k, r, sources[k], target) for g, r in scheduled.items() for k in r.kernels]
@@ -51,20 +51,12 @@ def measure(
 def _kernel_record(
     group: Group, kernel: Kernel, result: ScheduledGroup, source: KernelSource, target: Target
 ) -> KernelRecord:
-    if len(result.kernels) == 1:
-        read = bytes_read([s.value for s in group.stores])
-    else:
-        read = sum(storage_bytes(b) for b in kernel.reads)
-    written = sum(storage_bytes(b) for b in kernel.writes)
-    return KernelRecord(
-        name=kernel.name,
-        operations=[{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins],
-        bytes_read=read,
-        bytes_written=written,
-        schedule=str(kernel.schedule),
-        source=source.text,
-        predicted_us=_predicted(group, kernel, result, read + written, target),
-    )
+    alone = len(result.kernels) == 1
+    read = bytes_read([s.value for s in group.stores]) if alone else sum(map(storage_bytes, kernel.reads))
+    written = sum(map(storage_bytes, kernel.writes))
+    operations = [{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins]
+    predicted_us = _predicted(group, kernel, result, read + written, target)
+    return KernelRecord(kernel.name, operations, read, written, str(kernel.schedule), source.text, predicted_us)
 
 
 def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int, target: Target) -> float:
@@ -107,12 +99,8 @@ def _views(tree: Any) -> list[View]:
     return [leaf for leaf in leaves(tree) if isinstance(leaf, View)]
 
 
-def _plan_text(plan: FusionPlan) -> str:
-    lines = []
-    for step in plan.steps:
-        if isinstance(step, Extern):
-            lines.append(f"extern {step.origin.node}: {step.why}")
-        else:
-            stores = ", ".join(repr(s.buffer) for s in step.stores)
-            lines.append(f"kernel stores {stores}: {', '.join(m.origin.node for m in step.members)}")
-    return "\n".join(lines)
+def _step_text(step: Extern | Group) -> str:
+    if isinstance(step, Extern):
+        return f"extern {step.origin.node}: {step.why}"
+    stores = ", ".join(repr(s.buffer) for s in step.stores)
+    return f"kernel stores {stores}: {', '.join(m.origin.node for m in step.members)}"

@@ -75,15 +75,11 @@ def build_each(
     fingerprint = builder.fingerprint()
     keys = [artifact_key(s, fingerprint) for s in sources]
     futures, mine = _claim(keys, sources)
-    missing: dict[str, KernelSource] = {}
     try:
         for key, source in mine.items():
-            function = _load_cached(key, source, builder, cache)
-            if function is None:
-                missing[key] = source
-            else:
+            if (function := _load_cached(key, source, builder, cache)) is not None:
                 futures[key].set_result(function)
-        if missing:
+        if missing := {key: source for key, source in mine.items() if not futures[key].done()}:
             _build_all(missing, futures, builder, cache, progress)
     finally:
         for key in mine:  # nobody may wait for or inherit a claim that an error left open
