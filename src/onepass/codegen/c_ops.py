@@ -12,15 +12,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const
 from ..ir.ops import OPS
 from .scalars import BIT_OPERATORS, INTEGER_DIVISIONS, Scalars, Templates, by_type, identities, infix, suffix
-
-PRELUDE = Path(__file__).with_name("prelude.h")
-DIVISION_BY_ZERO, INDEX_OUT_OF_RANGE = 1, 2  # the bits of a kernel's status
 
 _TYPES = {
     DType.F64: "double", DType.F32: "float", DType.F16: "uint16_t", DType.BF16: "uint16_t",

@@ -25,12 +25,12 @@ from .torch_private import current_device, current_stream, direct, empty_cpu, em
 _NAME = re.compile(r"[abxsw]\d+")
 _NUMBER = re.compile(r"\d+")
 _EXPRESSION = re.compile(r"(?:s\d+|\d+|//|[-+*%() ])+")
-_STATUS_DIVISION = 1  # the bit of a division by zero; any other is of an index
+DIVISION_BY_ZERO, INDEX_OUT_OF_RANGE = 1, 2  # the bits of a kernel's status, as in prelude.h
 
 
 def raise_status(status: int) -> None:
     """The error eager raises for what a kernel met."""
-    if status & _STATUS_DIVISION:
+    if status & DIVISION_BY_ZERO:
         raise RuntimeError("ZeroDivisionError")
     raise IndexError("index out of range in self")
 

@@ -26,7 +26,7 @@ from ..ir.target import Target
 from .assembler import adds_wrongly, given_up, registers_and_stack, repaired
 from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
-from .driver import driver
+from .driver import ENCODE, OVERLAP, driver
 from .kernels import build_kernels
 from .launcher import launcher
 from .prelude import prelude_digest
@@ -241,10 +241,10 @@ def _on_device(
         function = gpu.load(built.binary, built.entry, built.shared)
     matrices = _described(built, source)
     kernel = _Kernel(
-        gpu.launch_address, (ctypes.c_void_p * 3)(function), built.threads, (ctypes.c_uint32 * 3)(built.shared),
+        gpu.address(), (ctypes.c_void_p * 3)(function), built.threads, (ctypes.c_uint32 * 3)(built.shared),
         source.pointers, source.symbols, len(source.matrices), sum(1 << k for k in source.multiples),
-        gpu.encode_address if source.matrices else None, matrices,
-        gpu.overlap_address if source.overlaps else None,
+        gpu.address(ENCODE) if source.matrices else None, matrices,
+        gpu.address(OVERLAP) if source.overlaps else None,
     )  # fmt: skip
     launch = functools.partial(_launcher(source.pointers, source.symbols), ctypes.byref(kernel))
     lock = threading.Lock()
