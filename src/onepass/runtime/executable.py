@@ -168,10 +168,7 @@ class _Writer:
                 target = self._constant("target", call.target, direct(resolve_callable(call.target)))
             except LookupError as error:
                 raise MalformedProgram(str(error)) from error
-        arguments = [self._tree(a) for a in call.args]
-        if call.kwargs:
-            pairs = (f"{self._tree(k)}: {self._tree(v)}" for k, v in call.kwargs.items())
-            arguments.append(f"**{{{', '.join(pairs)}}}")
+        arguments = [*map(self._tree, call.args), *([f"**{self._tree(call.kwargs)}"] if call.kwargs else [])]
         self._line(f"{_name(call.result)} = {target}({', '.join(arguments)}){comment}")
 
     # expressions

@@ -8,7 +8,6 @@ own functions, so those are what is tested.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from ..ir.source import KernelSource
-from .prelude import PRELUDE_FOLDER
+from .prelude import PRELUDE_FOLDER, load_module
 from .triton_private import Interpreter
 
 
@@ -61,11 +60,7 @@ def _prelude() -> ModuleType:
 
 
 def _plain(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"onepass_{path.stem}_plain", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    module.__dict__["JIT"] = lambda function: function
-    spec.loader.exec_module(module)
+    module = load_module(path, f"onepass_{path.stem}_plain", JIT=lambda function: function)
     module.__dict__["libdevice"] = _Library(_interpreter())
     return module
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import importlib.util
 import json
 import re
 import threading
@@ -29,7 +28,7 @@ from .cubin import cubin_resources
 from .driver import ENCODE, OVERLAP, driver
 from .kernels import build_kernels
 from .launcher import launcher
-from .prelude import prelude_digest
+from .prelude import load_module, prelude_digest
 from .scratch import scratch_folder
 from .triton_private import Staged, find_assembler, gpu_target, run_stages, triton_version
 
@@ -172,11 +171,7 @@ def _load_module(source: KernelSource) -> Any:
     """The source as a module: Triton reads a function's text from its file."""
     path = scratch_folder() / f"{source.key}_{threading.get_ident()}.py"
     path.write_text(source.text)
-    spec = importlib.util.spec_from_file_location(f"onepass_kernel_{source.key}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(path, f"onepass_kernel_{source.key}")
 
 
 def _machine_code(texts: Mapping[str, Any], target: Target) -> tuple[bytes, int, int]:
