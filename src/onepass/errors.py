@@ -60,9 +60,8 @@ class KernelMismatch(OnepassError):
         self, buffer: str, operations: str, wrong: int, total: int, place: tuple[int, ...], got: object, want: object
     ) -> None:
         super().__init__(
-            f"the kernel that stores {buffer} ({operations}) differs from the reference in {wrong} of {total} "
-            "elements, "
-            f"first at {list(place)}: {got}, expected {want}. Please report it with what ONEPASS_DUMP writes."
+            f"the kernel that stores {buffer} ({operations}) differs from the reference in {wrong} of {total} elements,"
+            f" first at {list(place)}: {got}, expected {want}. Please report it with what ONEPASS_DUMP writes."
         )
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from onepass.codegen import c_ops
 from onepass.codegen.c_ops import c_accumulate, c_combine, c_const, c_monoid_identity, c_pointwise, c_type, raises
 from onepass.ir.dtypes import DType
 from onepass.ir.expr import const
 from onepass.ir.monoids import MONOIDS, part_dtypes
 from onepass.ir.ops import OPS
+from onepass.runtime.executable import DIVISION_BY_ZERO, INDEX_OUT_OF_RANGE
+from onepass.runtime.prelude import PRELUDE_FOLDER
 from onepass.runtime.toolchain import find_toolchain
 
 F64, F32, F16, BF16 = DType.F64, DType.F32, DType.F16, DType.BF16
@@ -129,8 +130,8 @@ def _monoid_kernel(monoid: str, dtype: DType) -> str:
     declare = " ".join(f"{c_type(d)} s{k}[8];" for k, d in enumerate(dtypes))
     start = " ".join(f"s{k}[l] = {v};" for k, v in enumerate(c_monoid_identity(monoid, dtypes)))
     entering = ["x[i]", "i"][: len(inputs)]
-    enter = " ".join(c_accumulate(monoid, [f"s{k}[i % 8]" for k in parts], entering, dtypes))
-    merge = " ".join(c_combine(monoid, [f"s{k}[0]" for k in parts], [f"s{k}[l]" for k in parts], dtypes))
+    enter = c_accumulate(monoid, [f"s{k}[i % 8]" for k in parts], entering, dtypes)
+    merge = c_combine(monoid, [f"s{k}[0]" for k in parts], [f"s{k}[l]" for k in parts], dtypes)
     outs = ", ".join(f"{c_type(d)} *o{k}" for k, d in enumerate(dtypes))
     store = " ".join(f"*o{k} = s{k}[0];" for k in parts)
     return (
@@ -177,7 +178,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     text += [_pointwise_kernel(op, DType.I64) for op in ("wrap_index", "check_index")]
     text += [_monoid_kernel(m, d) for m, d in MONOID_CASES]
     output = tmp_path_factory.mktemp("c_ops") / "ops.so"
-    find_toolchain(include=c_ops.PRELUDE.parent).compile_c("\n".join(text), output)
+    find_toolchain(include=PRELUDE_FOLDER).compile_c("\n".join(text), output)
     return ctypes.CDLL(str(output))
 
 
@@ -361,7 +362,7 @@ def test_zero_divisor_sets_status(library: ctypes.CDLL, op: str, dtype: DType) -
     for at in (0, 50, 99):
         y = torch.ones_like(x)
         y[at] = 0
-        assert _call(library, name, [x, y], dtype)[1] == c_ops.DIVISION_BY_ZERO
+        assert _call(library, name, [x, y], dtype)[1] == DIVISION_BY_ZERO
 
 
 @pytest.mark.parametrize("dtype", INTS[:-1], ids=lambda d: d.value)
@@ -380,10 +381,10 @@ def test_indices_wrap_and_are_checked(library: ctypes.CDLL) -> None:
     got, status = _call(library, "k_wrap_index_int64", [index, size], DType.I64)
     assert (got.tolist(), status) == ([0, 1, 2, 3, 4, 0, 1, 2, 3, 4], 0)
     got, status = _call(library, "k_check_index_int64", [index, size], DType.I64)
-    assert (got.tolist(), status) == ([0] * 5 + [0, 1, 2, 3, 4], c_ops.INDEX_OUT_OF_RANGE)
+    assert (got.tolist(), status) == ([0] * 5 + [0, 1, 2, 3, 4], INDEX_OUT_OF_RANGE)
     for bad in (-6, 5, 2**63 - 1, -(2**63)):
         got, status = _call(library, "k_wrap_index_int64", [torch.tensor([bad]), torch.tensor([5])], DType.I64)
-        assert (got.item(), status) == (0, c_ops.INDEX_OUT_OF_RANGE)
+        assert (got.item(), status) == (0, INDEX_OUT_OF_RANGE)
     assert _call(library, "k_check_index_int64", [torch.tensor([0]), torch.tensor([0])], DType.I64)[1] != 0
 
 
@@ -507,7 +508,7 @@ def test_literals_are_exact(tmp_path_factory: pytest.TempPathFactory) -> None:
         text.append(f"{c_type(dtype)} l_{dtype.value}[] = {{{', '.join(literals)}}};\n")
         wanted.append(torch.tensor(plain, dtype=torch.float64 if dtype.is_float else torch.int64).to(dtype.torch))
     output = tmp_path_factory.mktemp("literals") / "literals.so"
-    find_toolchain(include=c_ops.PRELUDE.parent).compile_c("".join(text), output)
+    find_toolchain(include=PRELUDE_FOLDER).compile_c("".join(text), output)
     library = ctypes.CDLL(str(output))
     for dtype, want in zip(ALL, wanted, strict=True):
         raw = (ctypes.c_char * (want.numel() * dtype.bytes)).in_dll(library, f"l_{dtype.value}")

@@ -13,7 +13,7 @@ import torch
 
 from onepass.ir.source import KernelSource, Matrix
 from onepass.ir.target import find_target
-from onepass.runtime import builders, kernels, triton_kernels
+from onepass.runtime import builders, driver, kernels, triton_kernels
 from onepass.runtime.cache import Cache, default_cache
 from onepass.runtime.triton_kernels import ANY_POINTERS, ANY_SIZES, TritonBuilder, variant_of
 from tests.runtime.test_gpu_launcher import ENCODE, LAUNCH
@@ -32,9 +32,9 @@ class Chip:
     def __init__(self, bound: bool = True) -> None:
         self.bound, self.launched, self.loaded = bound, list[bytes](), list[bytes]()
         self._launch, self._encode = LAUNCH(self._launched), ENCODE(self._encoded)
-        self.launch_address = ctypes.cast(self._launch, ctypes.c_void_p).value
-        self.encode_address = ctypes.cast(self._encode, ctypes.c_void_p).value
-        self.overlap_address = None
+
+    def address(self, name: str = "") -> int | None:
+        return ctypes.cast(self._encode if name == driver.ENCODE else self._launch, ctypes.c_void_p).value
 
     def bind(self, _device: int) -> None:
         self.bound = True

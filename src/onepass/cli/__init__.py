@@ -45,11 +45,10 @@ def _report(error: Exception) -> None:
         traceback.print_exc()
         return
     error = getattr(error, "inner_exception", error)  # dynamo wraps what a backend raises
-    first = (str(error).strip().splitlines() or ["no message"])[0]
-    if isinstance(error, OnepassError):
-        print(f"onepass: {first}", file=sys.stderr)
-    else:
-        print(f"onepass: {type(error).__name__}: {first} (ONEPASS_DEBUG=1 shows where)", file=sys.stderr)
+    text = (str(error).strip().splitlines() or ["no message"])[0]
+    if not isinstance(error, OnepassError):
+        text = f"{type(error).__name__}: {text} (ONEPASS_DEBUG=1 shows where)"
+    print(f"onepass: {text}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,10 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     demo = commands.add_parser("demo", help="compile several real workloads, check them, time them beside eager")
     demo.set_defaults(command=_demo)
-    bench = commands.add_parser(
-        "bench", help="speed beside eager, Inductor and XLA (from a source folder)", add_help=False
-    )
-    bench.set_defaults(command=_bench)
+    beside = "speed beside eager, Inductor and XLA (from a source folder)"
+    commands.add_parser("bench", help=beside, add_help=False).set_defaults(command=_bench)
     cache = commands.add_parser("cache", help="the persistent cache: its size, its folder, clear it")
     cache.add_argument("action", choices=("size", "clear", "path"), nargs="?", default="size")
     cache.set_defaults(command=_cache)
@@ -111,9 +108,8 @@ def _explain(arguments: argparse.Namespace) -> int:
         try:
             arguments.html.write_text(explanation.to_html(), "utf-8")
         except OSError as error:
-            raise UnusableProgram(
-                f"cannot write {arguments.html} ({error.strerror})", "Choose another file for --html"
-            ) from error
+            problem = f"cannot write {arguments.html} ({error.strerror})"
+            raise UnusableProgram(problem, "Choose another file for --html") from error
         print(f"wrote {arguments.html}", file=sys.stderr)
     print(explanation.to_json() if arguments.json else explanation)
     return 0

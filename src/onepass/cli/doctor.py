@@ -47,20 +47,13 @@ class Finding:
 
 def run_doctor(show: Callable[[str], None] = print) -> int:
     """Print one line per check; the exit status is 1 if one found a problem."""
-    checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
-        ("python", _python),
-        ("torch", _torch),
-        ("backend", _backend),
-        ("C compiler", _compiler),
-        ("vector math", _vector_math),
-        ("OpenMP", _openmp),
-        ("cache", _cache),
-        ("a kernel", _kernel),
-        ("GPU", _gpu),
-    )
+    checks: dict[str, Callable[[], Finding]] = {
+        "python": _python, "torch": _torch, "backend": _backend, "C compiler": _compiler, "vector math": _vector_math,
+        "OpenMP": _openmp, "cache": _cache, "a kernel": _kernel, "GPU": _gpu,
+    }  # fmt: skip
     problems = 0
     with Progress(sys.stderr, len(checks)) as progress:
-        for name, check in checks:
+        for name, check in checks.items():
             progress.step(name)
             finding = _tried(check)
             progress.clear()
@@ -79,10 +72,8 @@ def _tried(check: Callable[[], Finding]) -> Finding:
     except OnepassError as error:
         return Finding(str(error).splitlines()[0], "as the message says; programs run as eager until then")
     except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        return Finding(
-            f"{type(error).__name__}: {first}", "ONEPASS_DEBUG=1 onepass doctor shows more; please report it"
-        )
+        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return Finding(text, "ONEPASS_DEBUG=1 onepass doctor shows more; please report it")
 
 
 def _python() -> Finding:
@@ -99,11 +90,9 @@ def _new_enough(name: str, text: str, found: tuple[int, ...], oldest: tuple[int,
 
 
 def _backend() -> Finding:
-    if "onepass" not in torch.compiler.list_backends():
-        return Finding(
-            "torch does not know backend 'onepass'", "install the package (pip install -e .) or import onepass"
-        )
-    return Finding("torch.compile(f, backend='onepass') is known")
+    if "onepass" in torch.compiler.list_backends():
+        return Finding("torch.compile(f, backend='onepass') is known")
+    return Finding("torch does not know backend 'onepass'", "install the package (pip install -e .) or import onepass")
 
 
 def _compiler() -> Finding:
@@ -128,8 +117,7 @@ def _vector_math() -> Finding:
         library = ctypes.CDLL(str(built))
         values = torch.linspace(-80, 80, 1001)
         results = torch.empty_like(values)
-        pointer = ctypes.c_void_p
-        library.exps(pointer(results.data_ptr()), pointer(values.data_ptr()), values.numel())
+        library.exps(*(ctypes.c_void_p(t.data_ptr()) for t in (results, values)), values.numel())
         exact = torch.exp(values.double())
         error = ((results.double() - exact) / exact).abs().max().item()
     if not error < 1e-6:
@@ -145,12 +133,9 @@ def _openmp() -> Finding:
             return Finding(str(error), "install the compiler's OpenMP runtime (libgomp)")
         threads = library.threads()
         runtimes = _openmp_runtimes()
+    fix = "two OpenMP runtimes share the cores; unset LD_PRELOAD, or use the compiler torch was built with"
     text = f"{threads} threads, {', '.join(sorted(runtimes)) or 'runtime linked in'}"
-    if len(runtimes) > 1:
-        return Finding(
-            text, "two OpenMP runtimes share the cores; unset LD_PRELOAD, or use the compiler torch was built with"
-        )
-    return Finding(text)
+    return Finding(text, fix if len(runtimes) > 1 else "")
 
 
 def _openmp_runtimes() -> set[str]:

@@ -89,9 +89,8 @@ def _find(module: ModuleType, name: str, file: str) -> Callable[..., Any]:
         try:
             found = found()
         except TypeError as error:
-            raise UnusableProgram(
-                f"{name} cannot be made without arguments ({error})", f"Make one in {file} and name that instead"
-            ) from error
+            problem = f"{name} cannot be made without arguments ({error})"
+            raise UnusableProgram(problem, f"Make one in {file} and name that instead") from error
     if callable(found):
         function: Callable[..., Any] = found
         return function

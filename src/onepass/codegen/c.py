@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
-from ..ir.expr import Const
 from ..ir.poly import Poly, Symbol, product
 from ..ir.source import KernelSource
 from .c_ops import c_accumulate, c_combine, c_const, c_monoid_identity, c_pointwise, c_type, raises
 from .emitter import Emitter, bare, header, operand_dtype
+from .scalars import suffix
 
 
 def emit_c(kernel: ir.Kernel) -> KernelSource:
@@ -30,6 +30,8 @@ def emit_c(kernel: ir.Kernel) -> KernelSource:
 
 
 class _Emitter(Emitter):
+    naming, literal = "const int64_t {} = {};", staticmethod(c_const)
+
     # --- the unit ---
 
     def unit(self) -> str:
@@ -46,7 +48,7 @@ class _Emitter(Emitter):
         with self.braces(f"static int programs({taken})"):
             self.line("int status = 0;")
             with self.braces("for (int64_t program = first; program < last; ++program)"):
-                self.grid()
+                self.positions(self.kernel.grid, "program")
                 for local in self.kernel.locals:
                     self.array(local.dtype, local.name, self.size(local.size))
                 self.block(self.kernel.body)
@@ -67,19 +69,6 @@ class _Emitter(Emitter):
 
     def size(self, value: int | Poly) -> str:
         return str(value) if isinstance(value, int) else self.poly(value)
-
-    def grid(self) -> None:
-        """The program number becomes one position per grid axis, the last one fastest."""
-        left = "program"
-        axes = self.kernel.grid
-        for k in range(len(axes) - 1, -1, -1):
-            name = axes[k].axis.name
-            if k == 0:
-                self.line(f"const int64_t {name} = {left};")
-                continue
-            extent = self.divisor(axes[k].extent)
-            self.line(f"const int64_t {name} = {left} % {extent}, rest{k} = {left} / {extent};")
-            left = f"rest{k}"
 
     def entry(self, parameters: list[str], sizes: list[str], streamed: list[str], arguments: str) -> None:
         count = self.poly(product(g.extent for g in self.kernel.grid))
@@ -103,13 +92,9 @@ class _Emitter(Emitter):
     def number(self, value: int) -> str:
         return f"{value}LL" if value > 0x7FFFFFFF else str(value)
 
-    def operand(self, value: ir.Operand) -> str:
-        match value:
-            case ir.Var():
-                return value.name
-            case Const():
-                return c_const(value)
-        return self.poly(value)
+    def split(self, name: str, number: int, left: str, extent: str) -> str:
+        self.bind(name, f"{left} % {extent}, rest{number} = {left} / {extent}")
+        return f"rest{number}"
 
     # --- statements ---
 
@@ -139,9 +124,6 @@ class _Emitter(Emitter):
     def visit_WriteLocal(self, s: ir.WriteLocal) -> None:
         self.line(f"{s.local.name}[{self.poly(s.index)}] = {self.operand(s.value)};")
 
-    def visit_Bind(self, s: ir.Bind) -> None:
-        self.line(f"const int64_t {s.axis.name} = {self.poly(s.value)};")
-
     def visit_When(self, s: ir.When) -> None:
         with self.braces(f"if ({self.operand(s.condition)})"):
             self.block(s.body)
@@ -153,18 +135,16 @@ class _Emitter(Emitter):
         stop = self.poly(s.extent)
         if s.limit is not None:
             stop = f"op_index_min({stop}, {self.poly(s.limit)})"
-        name = s.axis.name
-        match s.kind:
-            case "strip":
-                self.strip(s, stop)
-            case "tile":
-                self.simd(s)
-                with self.braces(f"for (int64_t {name} = 0; {name} < {stop}; ++{name})"):
-                    self.block(s.body)
-            case _:
-                end = f"{name}_stop"
-                with self.braces(f"for (int64_t {name} = 0, {end} = {stop}; {name} < {end}; ++{name})"):
-                    self.block(s.body)
+        if s.kind == "strip":
+            self.strip(s, stop)
+            return
+        name, started = s.axis.name, f"{s.axis.name} = 0"
+        if s.kind == "tile":
+            self.simd(s)
+        else:
+            started, stop = f"{started}, {name}_stop = {stop}", f"{name}_stop"
+        with self.braces(f"for (int64_t {started}; {name} < {stop}; ++{name})"):
+            self.block(s.body)
 
     def simd(self, s: ir.Loop) -> None:
         if not s.ordered:
@@ -176,11 +156,8 @@ class _Emitter(Emitter):
         name, lanes = s.axis.name, s.lanes
         assert s.lane is not None
         lane, at, end = s.lane.name, f"{name}_at", f"{name}_end"
-        long_sums = [
-            x.accumulator
-            for x in s.body
-            if isinstance(x, ir.Accumulate) and x.accumulator.compensated and _by_lane(x, s)
-        ]
+        by_lane = [x.accumulator for x in s.body if isinstance(x, ir.Accumulate) and _by_lane(x, s)]
+        long_sums = [a for a in by_lane if a.compensated]
         with self.braces(""):
             self.line(f"int64_t {at} = 0;")
             self.line(f"const int64_t {end} = {stop};")
@@ -265,13 +242,10 @@ class _Emitter(Emitter):
         base, held = _base(a.monoid), self.parts(a, lane)
         if a.shifted:
             self.line(f"op_moments(&{held[0]}, &{held[1]}, {values[0]} - {a.name}_shift);")
-            return
-        if base != a.monoid:
-            statements = c_combine(base, held, values, a.dtypes)
+        elif base != a.monoid:
+            self.line(c_combine(base, held, values, a.dtypes))
         else:
-            statements = c_accumulate(base, held, values, a.dtypes, self.reciprocal(s))
-        for text in statements:
-            self.line(text)
+            self.line(c_accumulate(base, held, values, a.dtypes, self.reciprocal(s)))
 
     def reciprocal(self, s: ir.Accumulate) -> str | None:
         """1 / (count + 1) of a Welford state, where the position says it."""
@@ -291,16 +265,12 @@ class _Emitter(Emitter):
         self.line(f"if ({name}_end > 0) {a.name}_count += {name}_end;")
 
     def lossless(self, a: ir.Accumulator, lane: str, value: str) -> str:
-        suffix = "f32" if a.dtypes[0] is DType.F32 else "f64"
-        return f"op_add_lossless_{suffix}(&{a.name}_0[{lane}], &{a.name}_lost[{lane}], {value});"
+        return f"op_add_lossless_{suffix(a.dtypes[0])}(&{a.name}_0[{lane}], &{a.name}_lost[{lane}], {value});"
 
     def total(self, a: ir.Accumulator, part: int, lane: str) -> str:
         """One lane's part, what its additions lost given back."""
         text = f"{a.name}_{part}[{lane}]"
-        if not a.compensated:
-            return text
-        suffix = "f32" if a.dtypes[0] is DType.F32 else "f64"
-        return f"op_give_back_{suffix}({text}, {a.name}_lost[{lane}])"
+        return f"op_give_back_{suffix(a.dtypes[0])}({text}, {a.name}_lost[{lane}])" if a.compensated else text
 
     def visit_Finish(self, s: ir.Finish) -> None:
         a = s.accumulator
@@ -330,14 +300,12 @@ class _Emitter(Emitter):
         states = [names] if len(dtypes) == len(names) else [[n] for n in names]
         for state in states:
             merge = [[f"{n}_lanes[{at}]" for n in state] for at in ("lane", "lane + half")]
-            for text in c_combine(monoid, merge[0], merge[1], dtypes):
-                self.line(f"    {text}")
+            self.line(f"    {c_combine(monoid, merge[0], merge[1], dtypes)}")
         self.line("  }")
 
     def visit_Rescale(self, s: ir.Rescale) -> None:
         a, factor = s.accumulator, self.operand(s.factor)
-        held = [f"{a.name}_0[lane]"] + ([f"{a.name}_lost[lane]"] if a.compensated else [])
-        for text in held:
+        for text in (f"{a.name}_0[lane]", *([f"{a.name}_lost[lane]"] if a.compensated else [])):
             self.line(f"for (int lane = 0; lane < {a.lanes}; ++lane) {text} = {factor} == 0 ? 0 : {text} * {factor};")
 
 

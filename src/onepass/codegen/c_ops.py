@@ -12,15 +12,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const
 from ..ir.ops import OPS
 from .scalars import BIT_OPERATORS, INTEGER_DIVISIONS, Scalars, Templates, by_type, identities, infix, suffix
-
-PRELUDE = Path(__file__).with_name("prelude.h")
-DIVISION_BY_ZERO, INDEX_OUT_OF_RANGE = 1, 2  # the bits of a kernel's status
 
 _TYPES = {
     DType.F64: "double", DType.F32: "float", DType.F16: "uint16_t", DType.BF16: "uint16_t",
@@ -110,11 +106,6 @@ def raises(op: str, dtype: DType) -> bool:
     return OPS[op].integer_raises and not dtype.is_float
 
 
-def c_pointwise(op: str, args: Sequence[str], arg_dtypes: Sequence[DType], dtype: DType) -> str:
-    """A C expression for `op`; ValueError where the operation has no meaning on these types."""
-    return _C.text(op, args, arg_dtypes, dtype)
-
-
 def _cast(arg: str, source: DType, target: DType) -> str:
     if source is target:
         return arg
@@ -145,7 +136,8 @@ def _bits(arg: str, source: DType, target: DType) -> str:
     return f"(({c_type(target)}){arg})"
 
 
-_C = Scalars(c_type, by_type(_FLOATS, _integers, _BOOLS), _ANY_TYPES, _cast, _bits, nextafter_half=_CALL)
+# The C expression of an operation; ValueError where it has no meaning on the types of its operands.
+c_pointwise = Scalars(c_type, by_type(_FLOATS, _integers, _BOOLS), _ANY_TYPES, _cast, _bits, nextafter_half=_CALL).text
 
 
 def c_monoid_identity(monoid: str, dtypes: Sequence[DType]) -> list[str]:
@@ -154,45 +146,39 @@ def c_monoid_identity(monoid: str, dtypes: Sequence[DType]) -> list[str]:
     return [c_const(first), *("INT64_MAX" if monoid.startswith("arg") else c_const(o) for o in others)]
 
 
-def c_combine(monoid: str, acc: Sequence[str], value: Sequence[str], dtypes: Sequence[DType]) -> list[str]:
-    """C statements that merge the state `value` into the state held by the lvalues `acc`."""
+def c_combine(monoid: str, acc: Sequence[str], value: Sequence[str], dtypes: Sequence[DType]) -> str:
+    """A C statement that merges the state `value` into the state held by the lvalues `acc`."""
     match monoid:
         case "welford" | "welford_merge":
-            return [f"op_welford_merge_{_float_suffix(dtypes[0])}({_pointers(acc)}, {', '.join(value)});"]
+            return f"op_welford_merge_{_float_suffix(dtypes[0])}({_pointers(acc)}, {', '.join(value)});"
         case "argmax" | "argmin":
-            return _arg_statements(monoid, acc, value, dtypes[0])
+            return _arg_statement(monoid, acc, value, dtypes[0])
     combined = c_pointwise(_MONOID_OPS[monoid], [value[0], acc[0]], [dtypes[0]] * 2, dtypes[0])
-    return [f"{acc[0]} = {combined};"]
+    return f"{acc[0]} = {combined};"
 
 
 def c_accumulate(
-    monoid: str,
-    acc: Sequence[str],
-    inputs: Sequence[str],
-    dtypes: Sequence[DType],
-    reciprocal: str | None = None,
-) -> list[str]:
-    """C statements that enter one element into the state held by the lvalues `acc`.
+    monoid: str, acc: Sequence[str], inputs: Sequence[str], dtypes: Sequence[DType], reciprocal: str | None = None
+) -> str:
+    """A C statement that enters one element into the state held by the lvalues `acc`.
 
     `dtypes` are the parts'. For `welford`, `reciprocal` is 1 / (count + 1) where the caller has it.
     """
     if monoid == "welford":
-        kind = _float_suffix(dtypes[0])
-        if reciprocal is None:
-            return [f"op_welford_{kind}({_pointers(acc)}, {inputs[0]});"]
-        return [f"op_welford_scaled_{kind}({_pointers(acc)}, {inputs[0]}, {reciprocal});"]
+        function, given = ("", "") if reciprocal is None else ("_scaled", f", {reciprocal}")
+        return f"op_welford{function}_{_float_suffix(dtypes[0])}({_pointers(acc)}, {inputs[0]}{given});"
     if monoid in ("any", "all"):
         return c_combine(monoid, acc, [f"({inputs[0]} != 0)"], dtypes)
     return c_combine(monoid, acc, inputs, dtypes)
 
 
-def _arg_statements(monoid: str, acc: Sequence[str], value: Sequence[str], dtype: DType) -> list[str]:
+def _arg_statement(monoid: str, acc: Sequence[str], value: Sequence[str], dtype: DType) -> str:
     if not dtype.is_half:
         kind = "u8" if dtype is DType.BOOL else suffix(dtype)
-        return [f"op_{monoid}_{kind}({_pointers(acc)}, {value[0]}, {value[1]});"]
+        return f"op_{monoid}_{kind}({_pointers(acc)}, {value[0]}, {value[1]});"
     best = _cast(acc[0], dtype, DType.F32)
     inner = f"op_{monoid}_f32(&best, &{acc[1]}, {_cast(value[0], dtype, DType.F32)}, {value[1]});"
-    return [f"{{ float best = {best}; {inner} {acc[0]} = {_cast('best', DType.F32, dtype)}; }}"]
+    return f"{{ float best = {best}; {inner} {acc[0]} = {_cast('best', DType.F32, dtype)}; }}"
 
 
 def _float_suffix(dtype: DType) -> str:

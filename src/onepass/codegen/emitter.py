@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 from ..ir.dtypes import DType
-from ..ir.kernel import Kernel, Operand, Statement
+from ..ir.expr import Const
+from ..ir.kernel import Bind, GridAxis, Kernel, Operand, Statement, Var
 from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative
 from ..ir.program import Buffer
 
@@ -15,6 +17,8 @@ class Emitter:
     """The text of one kernel, a statement at a time. Names are positional: equal kernels have equal text."""
 
     indent, quotient = "  ", "/"
+    naming = "{} = {}"  # how an index gets a name
+    literal: Callable[[Const], str]
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -45,6 +49,33 @@ class Emitter:
     def statement(self, s: Statement) -> None:
         """Emit one statement, by the method that has the name of its class."""
         getattr(self, f"visit_{type(s).__name__}")(s)
+
+    def bind(self, name: str, text: str) -> None:
+        """An index gets a name."""
+        self.line(self.naming.format(name, text))
+
+    def split(self, name: str, number: int, left: str, extent: str) -> str:
+        """The last of several indices gets its name; what is left for those before it."""
+        raise NotImplementedError
+
+    def positions(self, axes: tuple[GridAxis, ...], left: str) -> None:
+        """The number `left` becomes one position per grid axis, the last one fastest."""
+        for k in range(len(axes) - 1, 0, -1):
+            left = self.split(axes[k].axis.name, k, left, self.divisor(axes[k].extent))
+        if axes:
+            self.bind(axes[0].axis.name, left)
+
+    def visit_Bind(self, s: Bind) -> None:
+        self.bind(s.axis.name, self.poly(s.value))
+
+    def operand(self, value: Operand) -> str:
+        """A name, a literal or an index as a value."""
+        match value:
+            case Var():
+                return value.name
+            case Const():
+                return self.literal(value)
+        return self.poly(value)
 
     def division(self, atom: Quotient | Remainder) -> str:
         """A division of indices, or its rest; the language's own operators round negative numbers to zero."""
@@ -116,9 +147,5 @@ def bare(text: str) -> str:
     """Drop one pair of outer parentheses."""
     if not (text.startswith("(") and text.endswith(")")):
         return text
-    level = 0
-    for k, c in enumerate(text):
-        level += (c == "(") - (c == ")")
-        if level == 0:
-            return text[1:-1] if k == len(text) - 1 else text
-    return text
+    *inside, end = accumulate((c == "(") - (c == ")") for c in text)
+    return text[1:-1] if end == 0 and 0 not in inside else text

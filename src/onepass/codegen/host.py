@@ -8,7 +8,7 @@ allocated in between: that saves an allocation and page faults and cannot raise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any, TypeAlias
@@ -29,25 +29,16 @@ Update: TypeAlias = tuple[Buffer, Buffer]  # (input, source)
 Event: TypeAlias = Kernel | Extern | Update
 
 _PLAIN = (type(None), bool, int, float, complex, str, type(...))
-_TORCH_KINDS = {
-    torch.dtype: "dtype",
-    torch.layout: "layout",
-    torch.memory_format: "memory_format",
-    torch.device: "device",
-}
 
 
 def emit_host(
-    program: Program,
-    plan: FusionPlan,
-    scheduled: dict[Group, ScheduledGroup],
-    kernel_numbers: dict[Kernel, int],
+    program: Program, plan: FusionPlan, scheduled: dict[Group, ScheduledGroup], kernel_numbers: dict[Kernel, int]
 ) -> ir.HostProgram:
     """The instructions that run the plan, in its order."""
     steps: list[tuple[Event, ...]] = [(s,) if isinstance(s, Extern) else scheduled[s].kernels for s in plan.steps]
     events: list[Event] = [*chain.from_iterable(steps), *plan.copies]
     uses = _find_uses(program, plan, events)
-    emitter = _Emitter(plan, uses, kernel_numbers)
+    emitter = _Emitter(uses, kernel_numbers)
     emitter.inputs(program)
     for position, event in enumerate(events):
         emitter.event(event)
@@ -55,7 +46,7 @@ def emit_host(
     outputs = tuple(emitter.tree(o) for o in program.outputs)
     emitter.write_back()
     instructions = (*emitter.binds(program), *emitter.instructions)
-    return ir.HostProgram(emitter.input_names, instructions, outputs, tuple(emitter.constants), emitter.live)
+    return ir.HostProgram(emitter.input_names, instructions, outputs, tuple(emitter.constants.values()), emitter.live)
 
 
 def launch_of(
@@ -78,10 +69,9 @@ def size_text(poly: Poly, names: dict[Symbol, str]) -> str:
         match atom:
             case Symbol():
                 return names[atom]
-            case Quotient(numerator=a, denominator=b):
-                return f"(({size_text(a, names)})//({size_text(b, names)}))"
-            case Remainder(numerator=a, denominator=b):
-                return f"(({size_text(a, names)})%({size_text(b, names)}))"
+            case Quotient(numerator=a, denominator=b) | Remainder(numerator=a, denominator=b):
+                operator = "//" if isinstance(atom, Quotient) else "%"
+                return f"(({size_text(a, names)}){operator}({size_text(b, names)}))"
         raise VerifyError(f"{atom} is no size the host can compute")
 
     return sum_text(poly, atom_text, space="")
@@ -157,12 +147,12 @@ def _in_tree(tree: Any, uses: _Uses) -> Iterator[Thing]:
 class _Emitter:
     """Instructions so far, and the host names of what is alive."""
 
-    def __init__(self, plan: FusionPlan, uses: _Uses, kernel_numbers: dict[Kernel, int]) -> None:
+    def __init__(self, uses: _Uses, kernel_numbers: dict[Kernel, int]) -> None:
         self.instructions: list[ir.Instruction] = []
         self.input_names: tuple[str, ...] = ()
-        self.constants: list[torch.Tensor] = []
+        self.constants: dict[int, torch.Tensor] = {}
         self.live: dict[str, Any] = {}
-        self._plan, self._uses, self._kernel_numbers = plan, uses, kernel_numbers
+        self._uses, self._kernel_numbers = uses, kernel_numbers
         self._names: dict[Thing, str] = {}
         self._sizes: dict[Symbol, str] = {}
         self._used_sizes: set[Symbol] = set()
@@ -181,17 +171,14 @@ class _Emitter:
             match thing:
                 case Buffer():
                     names.append(f"a{len(names)}")
-                    self._names[thing] = names[-1]
-                    self._inputs.add(thing)
                 case Symbol() if thing not in self._sizes:
                     names.append(f"s{len(self._sizes)}")
                     self._sizes[thing] = names[-1]
                 case _:
                     names.append(f"x{next(self._hosts)}")
-                    if isinstance(thing, HostValue):
-                        self._names[thing] = names[-1]
-                        self._inputs.add(thing)
-        self.input_names = tuple(names)
+            if not isinstance(thing, Symbol):
+                self._names[thing] = names[-1]
+        self.input_names, self._inputs = tuple(names), set(self._names)
         for symbol in program.symbol_sources:
             self._sizes.setdefault(symbol, f"s{len(self._sizes)}")
         for thing in program.inputs:
@@ -203,12 +190,9 @@ class _Emitter:
         """Where each size that was used comes from, unless it is an input itself."""
         for symbol, (source, dim) in program.symbol_sources.items():
             if symbol in self._used_sizes and self._sizes[symbol] not in self.input_names:
-                yield ir.Bind(self._sizes[symbol], self._names_of_input(source), dim)
-
-    def _names_of_input(self, source: Buffer) -> str:
-        if source not in self._inputs:
-            raise VerifyError(f"a size is taken from {source.name}, which is no input")
-        return self._names[source]
+                if source not in self._inputs:
+                    raise VerifyError(f"a size is taken from {source.name}, which is no input")
+                yield ir.Bind(self._sizes[symbol], self._names[source], dim)
 
     def _name(self, thing: Thing) -> str:
         if isinstance(thing, Buffer):
@@ -228,8 +212,9 @@ class _Emitter:
             self._used_sizes.add(symbol)
         return size_text(poly, self._sizes)
 
-    def _shape(self, sizes: Iterable[Poly]) -> tuple[str, ...]:
-        return tuple(self._size(s) for s in sizes)
+    def _layout(self, of: Buffer | View) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Shape and strides."""
+        return tuple(map(self._size, of.shape)), tuple(map(self._size, of.strides))
 
     # instructions
 
@@ -251,7 +236,7 @@ class _Emitter:
         """Let go of what was used here for the last time."""
         names: list[str] = []
         for thing in self._uses.dying.get(position, ()):
-            if self._can_donate(thing) and isinstance(thing, Buffer):
+            if isinstance(thing, Buffer) and thing not in self._inputs and thing not in self._uses.escaping:
                 self._spare.append(thing)
             elif thing not in self._originals:
                 names.append(self._names[thing])
@@ -267,8 +252,7 @@ class _Emitter:
         original = None
         if buffer in self._uses.written:
             original = self._originals[buffer] = f"w{len(self._originals)}"
-        shape, strides = self._shape(buffer.shape), self._shape(buffer.strides)
-        self.instructions.append(ir.Check(self._names[buffer], shape, strides, None, original))
+        self.instructions.append(ir.Check(self._names[buffer], *self._layout(buffer), None, original))
 
     def _allocate(self, buffers: list[Buffer]) -> None:
         wanted = [b for b in buffers if not self._take_spare(b)]
@@ -277,8 +261,7 @@ class _Emitter:
         for buffer in wanted:
             name = self._names[buffer] = f"b{next(self._buffers)}"
             self._made_as[name] = buffer
-            shape, strides = self._shape(buffer.shape), self._shape(buffer.strides)
-            self.instructions.append(ir.Allocate(name, shape, strides, buffer.dtype.value, buffer.device))
+            self.instructions.append(ir.Allocate(name, *self._layout(buffer), buffer.dtype.value, buffer.device))
 
     def _take_spare(self, buffer: Buffer) -> bool:
         """Put the buffer where a dead one of its size was, if there is one; one that is seen needs its very layout."""
@@ -290,9 +273,6 @@ class _Emitter:
                 return True
         return False
 
-    def _can_donate(self, thing: Thing) -> bool:
-        return thing not in self._inputs and thing not in self._uses.escaping
-
     def _drop_spare(self) -> None:
         self._free([self._names[b] for b in self._spare])
         self._spare.clear()
@@ -303,9 +283,7 @@ class _Emitter:
 
     def _call(self, extern: Extern) -> None:
         target = callable_name(extern.target) or self._keep_alive(extern.target)
-        args = tuple(self.tree(a) for a in extern.args)
-        kwargs = {k: self.tree(v) for k, v in extern.kwargs.items()}
-        result = extern.result
+        result, args, kwargs = extern.result, self.tree(tuple(extern.args)), self.tree(dict(extern.kwargs))
         made = isinstance(result, Buffer) and extern.overwrites is None
         name = f"b{next(self._buffers)}" if made else f"x{next(self._hosts)}"
         self.instructions.append(ir.Call(name, target, args, kwargs))
@@ -313,8 +291,7 @@ class _Emitter:
             return
         self._names[result] = name
         if isinstance(result, Buffer) and result in self._uses.laid_out:
-            shape, strides = self._shape(result.shape), self._shape(result.strides)
-            self.instructions.append(ir.Check(self._names[result], shape, strides, result.dtype.value))
+            self.instructions.append(ir.Check(name, *self._layout(result), result.dtype.value))
 
     # trees
 
@@ -340,29 +317,23 @@ class _Emitter:
                 return {self.tree(k): self.tree(v) for k, v in tree.items()}
             case slice():
                 return slice(self.tree(tree.start), self.tree(tree.stop), self.tree(tree.step))
-        kind = _TORCH_KINDS.get(type(tree))
-        if kind is not None:
-            return ir.TorchValue(kind, str(tree).removeprefix("torch."))
+            case torch.dtype() | torch.layout() | torch.memory_format() | torch.device():
+                return ir.TorchValue(type(tree).__name__, str(tree).removeprefix("torch."))
         return self._keep_alive(tree)
 
     def _view(self, view: View) -> ir.Ref:
         name = self._name(view.buffer)
         if view.is_whole:
             return ir.Ref(name)
-        return ir.Ref(name, self._shape(view.shape), self._shape(view.strides), self._size(view.offset))
+        return ir.Ref(name, *self._layout(view), self._size(view.offset))
 
     def _constant(self, tensor: torch.Tensor) -> ir.Constant:
-        for number, known in enumerate(self.constants):
-            if known is tensor:
-                return ir.Constant(number)
-        self.constants.append(tensor)
-        return ir.Constant(len(self.constants) - 1)
+        number = next((n for n, known in self.constants.items() if known is tensor), len(self.constants))
+        self.constants[number] = tensor
+        return ir.Constant(number)
 
     def _keep_alive(self, value: Any) -> ir.Live:
-        for name, known in self.live.items():
-            if known is value:
-                return ir.Live(name)
-        name = f"l{len(self.live)}"
+        name = next((n for n, known in self.live.items() if known is value), f"l{len(self.live)}")
         self.live[name] = value
         return ir.Live(name)
 
@@ -373,9 +344,8 @@ def _same_layout(a: Buffer, b: Buffer) -> bool:
 
 def _same_bytes(a: Buffer, b: Buffer) -> bool:
     # Only dense buffers: there the number of elements is the extent of the storage, at any size.
-    if a.device != b.device or not (_is_dense(a) and _is_dense(b)):
-        return False
-    return product(a.shape) * a.dtype.bytes is product(b.shape) * b.dtype.bytes
+    sizes = [product(x.shape) * x.dtype.bytes for x in (a, b)]
+    return a.device == b.device and _is_dense(a) and _is_dense(b) and sizes[0] is sizes[1]
 
 
 def _is_dense(buffer: Buffer) -> bool:

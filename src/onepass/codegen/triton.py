@@ -18,16 +18,7 @@ from ..ir.poly import Axis, Poly, in_range, is_far, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import bare, header, operand_dtype
 from .scalars import COMPARISONS, identities
-from .triton_ops import (
-    MATRIX_TYPES,
-    joined_words,
-    signature_type,
-    triton_fold,
-    triton_join,
-    triton_number,
-    triton_pointwise,
-    triton_type,
-)
+from .triton_ops import signature_type, triton_fold, triton_join, triton_number, triton_pointwise, triton_type
 from .triton_products import ProductEmitter
 from .triton_text import NO_AXES, OpenTile
 
@@ -40,12 +31,10 @@ def emit_triton(kernel: ir.Kernel, exact: bool = False, overlaps: bool = False) 
     general = TritonEmitter(kernel, overlaps, describe=False).unit() if kernel.descriptors else ""
     pointers = [b for b in kernel.parameters if b not in kernel.numbers]
     words = len(kernel.numbers) + len(kernel.symbols)
-    types = {b: MATRIX_TYPES[b.dtype][0] for b in kernel.matrices}
-    signature = tuple(f"*{types.get(b) or signature_type(b.dtype)}" for b in pointers) + ("i64",) * words
-    kinds = [types.get(d.buffer) or signature_type(d.buffer.dtype) for d in kernel.descriptors]
-    described = [(d, f"tensordesc<{kind}{list(d.block)}>") for d, kind in zip(kernel.descriptors, kinds, strict=True)]
-    signature += tuple(kind for _, kind in described)
-    matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d, _ in described)
+    types = {b: signature_type(b.dtype, b in kernel.matrices) for b in pointers}
+    signature = tuple(f"*{types[b]}" for b in pointers) + ("i64",) * words
+    signature += tuple(f"tensordesc<{types[d.buffer]}{list(d.block)}>" for d in kernel.descriptors)
+    matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d in kernel.descriptors)
     multiples = tuple(len(kernel.numbers) + kernel.symbols.index(s) for s in kernel.multiples)
     options = f"{kernel.warps} {kernel.stages} {exact} {kernel.streams} {kernel.denormals} {kernel.asserts}"
     facts = f"{signature} {matrices} {multiples} {MULTIPLE} {options}"
@@ -104,9 +93,6 @@ class TritonEmitter(ProductEmitter):
         scaled = f"{name} * {factor}"
         self.line(f"{name} = {f'tl.where({factor} == 0, 0.0, {scaled})' if s.guarded else scaled}")
 
-    def visit_Bind(self, s: ir.Bind) -> None:
-        self.line(f"{s.axis.name} = {self.poly(s.value)}")
-
     def visit_When(self, s: ir.When) -> None:
         with self.nested(f"if {self.operand(s.condition)}:"):
             self.block(s.body)
@@ -125,9 +111,9 @@ class TritonEmitter(ProductEmitter):
         args = [self.operand(a) for a in s.args]
         if s.op in _CHECKED:
             self.checked_index(s, args, dims)
-            return
-        text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
-        self.define(s.var, bare(text), dims)
+        else:
+            text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
+            self.define(s.var, bare(text), dims)
 
     def checked_index(self, s: ir.Let, args: list[str], dims: frozenset[str] | None) -> None:
         """An index from data: outside its dimension the program stops, as eager's does on a GPU."""
@@ -155,9 +141,7 @@ class TritonEmitter(ProductEmitter):
         for call, names in enumerate(words):
             at = f"{self.poly(rest)} + {quarter}{f' + {call}' if call else ''}"
             self.line(f"{', '.join(names)} = op_random4({seed}, {s.stream}, {at})")
-        self.define(
-            s.var, f"tl.reshape({joined_words([w for names in words for w in names])}, {self.shape(dims)})", dims
-        )
+        self.define(s.var, f"tl.reshape({_joined([w for names in words for w in names])}, {self.shape(dims)})", dims)
 
     def spread(self, dim: int) -> str:
         """The subscript that puts a vector into one dimension of the full rank."""
@@ -230,12 +214,7 @@ class TritonEmitter(ProductEmitter):
             self.dims[name] = dims
 
     def entering(
-        self,
-        monoid: str,
-        dtypes: Sequence[DType],
-        inputs: tuple[ir.Operand, ...],
-        axes: tuple[Axis, ...],
-        folded: bool,
+        self, monoid: str, dtypes: Sequence[DType], inputs: tuple[ir.Operand, ...], axes: tuple[Axis, ...], folded: bool
     ) -> list[str]:
         """Values as they enter a reduction; positions that are `folded` do so in 32 bits where they fit."""
         neutral, position = identities(monoid, dtypes), inputs[-1]
@@ -319,6 +298,13 @@ class TritonEmitter(ProductEmitter):
             if var.dtype is DType.BOOL:
                 self.line(f"{var.name} = {var.name} != 0")
             self.dims[var.name] = dims
+
+
+def _joined(words: list[str]) -> str:
+    """Words that belong to neighbouring elements, in a dimension for each bit of their number."""
+    if len(words) == 1:
+        return words[0]
+    return f"tl.join({_joined(words[::2])}, {_joined(words[1::2])})"
 
 
 def _place(value: ir.Operand) -> Poly | None:

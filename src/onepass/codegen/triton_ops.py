@@ -62,22 +62,17 @@ def triton_type(dtype: DType) -> str:
     return _TYPES.get(dtype) or f"tl.{dtype.value}"
 
 
-def signature_type(dtype: DType) -> str:
-    """How a compiled kernel's signature names the type."""
-    return _SIGNATURES.get(dtype) or dtype.name.lower()
+def signature_type(dtype: DType, matrix: bool = False) -> str:
+    """How a compiled kernel's signature names the type. `matrix`: as the matrix unit knows it."""
+    return MATRIX_TYPES[dtype][0] if matrix else _SIGNATURES.get(dtype) or dtype.name.lower()
 
 
 def triton_number(value: Const) -> str:
     """The literal without its type."""
-    number = value.value
     if value.dtype.is_float:
-        number = float(number)
-        if math.isnan(number):
-            return 'float("nan")'
-        if math.isinf(number):
-            return 'float("inf")' if number > 0 else 'float("-inf")'
-        return repr(number)
-    return str(int(number)) if value.dtype is not DType.BOOL else str(bool(number))
+        number = float(value.value)
+        return repr(number) if math.isfinite(number) else f'float("{number}")'
+    return str(int(value.value)) if value.dtype is not DType.BOOL else str(bool(value.value))
 
 
 def triton_const(value: Const) -> str:
@@ -85,11 +80,6 @@ def triton_const(value: Const) -> str:
     if value.dtype.is_half:
         return f"tl.full([], {triton_number(value)}, tl.float32).to({triton_type(value.dtype)})"
     return f"tl.full([], {triton_number(value)}, {triton_type(value.dtype)})"
-
-
-def triton_pointwise(op: str, args: Sequence[str], arg_dtypes: Sequence[DType], dtype: DType) -> str:
-    """A Triton expression for `op`; ValueError where the operation has no meaning on these types."""
-    return _TRITON.text(op, args, arg_dtypes, dtype)
 
 
 def _cast(arg: str, source: DType, target: DType) -> str:
@@ -113,10 +103,11 @@ def _bits(arg: str, source: DType, target: DType) -> str:
     return arg if triton_type(source) == triton_type(target) else f"{arg}.to({triton_type(target)}, bitcast=True)"
 
 
-_TRITON = Scalars(
-    triton_type, by_type(_FLOATS, _integers, _BOOLS), _ANY_TYPES, _cast, _bits,
-    nextafter_half="op_nextafter_half({all}, 0x7FFF)",  # the bits of a NaN in both types
-)  # fmt: skip
+_NEXTAFTER_HALF = "op_nextafter_half({all}, 0x7FFF)"  # the bits of a NaN in both types
+# The Triton expression of an operation; ValueError where it has no meaning on the types of its operands.
+triton_pointwise = Scalars(
+    triton_type, by_type(_FLOATS, _integers, _BOOLS), _ANY_TYPES, _cast, _bits, _NEXTAFTER_HALF
+).text
 
 
 def from_word(name: str, dtype: DType) -> str:
@@ -148,10 +139,3 @@ def triton_fold(monoid: str, values: Sequence[str], dim: int) -> str:
     """The values merged along one dimension, which stays with extent 1."""
     name = {"any": "max", "all": "min"}.get(monoid, monoid.removesuffix("_merge"))
     return f"op_fold_{name}({', '.join(values)}, {dim})"
-
-
-def joined_words(words: list[str]) -> str:
-    """Words that belong to neighbouring elements, in a dimension for each bit of their number."""
-    if len(words) == 1:
-        return words[0]
-    return f"tl.join({joined_words(words[::2])}, {joined_words(words[1::2])})"

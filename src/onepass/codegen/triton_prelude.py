@@ -1,6 +1,6 @@
 """The scalar operations generated Triton kernels are written in: eager's results on tiles.
 
-The counterpart of `prelude.h`. The functions are plain Triton; `JIT` decides what wraps them, so that the
+The counterpart of `prelude.h`. The functions are plain Triton; the last line wraps all of them in `JIT`, so that the
 same text is compiled for a GPU and run by the interpreter (see `runtime/triton_interpret.py`).
 """
 
@@ -12,13 +12,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from onepass.codegen import triton_hardware as hardware
 
-jit = globals().get("JIT", triton.jit)
-
-
 # --- launches ---
 
 
-@jit
 def op_wait_for_last_kernel():
     """Wait until all that the kernel before wrote is there; from here on the next kernel may be started."""
     gdc_wait()
@@ -28,55 +24,41 @@ def op_wait_for_last_kernel():
 # --- floats ---
 
 
-@jit
 def op_sign(x):
     """-1, 0 or 1; a NaN gives 0."""
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
-@jit
 def op_maximum(x, y):
     """The larger; a NaN wins."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
-@jit
 def op_minimum(x, y):
     """The smaller; a NaN wins."""
     return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
-@jit
 def op_fmax(x, y):
     """The larger; a NaN loses."""
     return tl.where((x > y) | (y != y), x, y)
 
 
-@jit
 def op_fmin(x, y):
     """The smaller; a NaN loses."""
     return tl.where((x < y) | (y != y), x, y)
 
 
-@jit
 def op_exp2(x):
     """The hardware's."""
-    if x.dtype == tl.float32:
-        return hardware.exp2(x)
-    else:
-        return tl.exp2(x)
+    return hardware.exp2(x) if x.dtype == tl.float32 else tl.exp2(x)
 
 
-@jit
 def op_exp(x):
     """One multiplication and the hardware's exp2, which flushes results below 2**-126 to zero."""
-    if x.dtype == tl.float32:
-        return hardware.exp2(x * 1.4426950408889634)
-    else:
-        return tl.exp(x)
+    return hardware.exp2(x * 1.4426950408889634) if x.dtype == tl.float32 else tl.exp(x)
 
 
-@jit
 def op_log(x):
     """The library takes denormal numbers for zero, so they are scaled up."""
     if x.dtype == tl.float32:
@@ -86,7 +68,6 @@ def op_log(x):
         return tl.log(x)
 
 
-@jit
 def op_rsqrt(x):
     """The hardware takes denormal numbers for zero, so they are scaled up."""
     if x.dtype == tl.float32:
@@ -96,13 +77,11 @@ def op_rsqrt(x):
         return tl.rsqrt(x)
 
 
-@jit
 def op_tanh_16(x):
     """The hardware's, where it has one."""
     return hardware.tanh_16(x)
 
 
-@jit
 def op_normal_16(x):
     """The normal distribution within 1e-5 of its value, also in the tail: for results that are rounded to 16 bits.
 
@@ -118,41 +97,27 @@ def op_normal_16(x):
     return tl.where(x < 0, tail, 1.0 - tail)
 
 
-@jit
 def op_div(x, y):
     """Division rounded to nearest."""
-    if x.dtype == tl.float32:
-        return tl.div_rn(x, y)
-    else:
-        return x / y
+    return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
 
 
-@jit
 def op_sqrt(x):
     """Square root rounded to nearest."""
-    if x.dtype == tl.float32:
-        return tl.sqrt_rn(x)
-    else:
-        return tl.sqrt(x)
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
-@jit
 def op_signbit(x):
     """Whether the sign bit is set."""
-    if x.dtype == tl.float32:
-        return x.to(tl.int32, bitcast=True) < 0
-    else:
-        return x.to(tl.int64, bitcast=True) < 0
+    return x.to(tl.int32, bitcast=True) < 0 if x.dtype == tl.float32 else x.to(tl.int64, bitcast=True) < 0
 
 
-@jit
 def op_remainder(x, y):
     """x - floor(x / y) * y, with the sign of y."""
     rest = libdevice.fmod(x, y)
     return tl.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
 
 
-@jit
 def op_floordiv(x, y):
     """floor(x / y), exact also where x / y rounds up to an integer."""
     rest = libdevice.fmod(x, y)
@@ -165,7 +130,6 @@ def op_floordiv(x, y):
     return tl.where(y == 0, direct, whole)
 
 
-@jit
 def op_nextafter_half(x, y, magnitude: tl.constexpr):
     """One step from x to y in a 16-bit float's own bit patterns; `magnitude` is its NaN."""
     bits = x.to(tl.int16, bitcast=True)
@@ -183,20 +147,17 @@ def op_nextafter_half(x, y, magnitude: tl.constexpr):
 # --- integers: they wrap around ---
 
 
-@jit
 def op_reopen(x):
     """A bfloat16 number as float32, by its bits."""
     return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
-@jit
 def op_shl(x, y, bits: tl.constexpr):
     """A count out of range gives 0."""
     inside = (y >= 0) & (y < bits)
     return tl.where(inside, x << tl.where(inside, y, 0).to(x.dtype), 0).to(x.dtype)
 
 
-@jit
 def op_shr(x, y, bits: tl.constexpr):
     """A count out of range leaves the sign."""
     inside = (y >= 0) & (y < bits)
@@ -204,20 +165,17 @@ def op_shr(x, y, bits: tl.constexpr):
     return tl.where(inside, x >> tl.where(inside, y, 0).to(x.dtype), rest).to(x.dtype)
 
 
-@jit
 def op_truncdiv_integer(x, y):
     """Rounds to zero. A zero divisor gives some number, as on a GPU in eager."""
     safe = tl.where(y == 0, 1, y).to(x.dtype)
     return (x // safe).to(x.dtype)
 
 
-@jit
 def op_fmod_integer(x, y):
     """The rest of the division that rounds to zero."""
     return (x - op_truncdiv_integer(x, y) * y).to(x.dtype)
 
 
-@jit
 def op_floordiv_integer(x, y):
     """Rounds to minus infinity."""
     quotient = op_truncdiv_integer(x, y)
@@ -226,14 +184,12 @@ def op_floordiv_integer(x, y):
     return (quotient - down.to(x.dtype)).to(x.dtype)
 
 
-@jit
 def op_remainder_integer(x, y):
     """The rest with the sign of y."""
     rest = op_fmod_integer(x, y)
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest).to(x.dtype)
 
 
-@jit
 def op_pow_integer(x, y):
     """x to the y by squaring; a negative power of anything but 1 and -1 is 0."""
     one = (x * 0 + 1).to(x.dtype)
@@ -249,14 +205,12 @@ def op_pow_integer(x, y):
     return tl.where(y < 0, inverse, result).to(x.dtype)
 
 
-@jit
 def op_index_floordiv(x, y):
     """Index arithmetic: rounds to minus infinity, the divisor is positive."""
     quotient = x // y
     return quotient - (x - quotient * y < 0).to(quotient.dtype)
 
 
-@jit
 def op_index_remainder(x, y):
     """Index arithmetic: the rest in [0, y)."""
     rest = x % y
@@ -266,19 +220,16 @@ def op_index_remainder(x, y):
 # --- reductions: combining two states ---
 
 
-@jit
 def op_join_sum(a, b):
     """a + b"""
     return a + b
 
 
-@jit
 def op_join_prod(a, b):
     """a * b"""
     return a * b
 
 
-@jit
 def op_join_argmax(value, index, x, at):
     """Eager's order: NaN before everything, then the larger, ties to the lower index."""
     equal = (x == value) | ((x != x) & (value != value))
@@ -286,7 +237,6 @@ def op_join_argmax(value, index, x, at):
     return tl.where(wins, x, value), tl.where(wins, at, index)
 
 
-@jit
 def op_join_argmin(value, index, x, at):
     """Eager's order: NaN before everything, then the smaller, ties to the lower index."""
     equal = (x == value) | ((x != x) & (value != value))
@@ -294,7 +244,6 @@ def op_join_argmin(value, index, x, at):
     return tl.where(wins, x, value), tl.where(wins, at, index)
 
 
-@jit
 def op_join_welford(mean, m2, count, mean_b, m2_b, count_b):
     """Chan's rule; an empty state changes nothing.
 
@@ -312,55 +261,45 @@ def op_join_welford(mean, m2, count, mean_b, m2_b, count_b):
     return moved, (m2 + m2_b) + spread, total
 
 
-@jit
 def op_fold_sum(x, axis: tl.constexpr):
     """The sum along one axis, which stays with extent 1."""
     return tl.reduce(x, axis, op_join_sum, keep_dims=True)
 
 
-@jit
 def op_fold_prod(x, axis: tl.constexpr):
     """The product along one axis."""
     return tl.reduce(x, axis, op_join_prod, keep_dims=True)
 
 
-@jit
 def op_fold_max(x, axis: tl.constexpr):
     """The largest along one axis; a NaN wins."""
     return tl.reduce(x, axis, op_maximum, keep_dims=True)
 
 
-@jit
 def op_fold_min(x, axis: tl.constexpr):
     """The smallest along one axis; a NaN wins."""
     return tl.reduce(x, axis, op_minimum, keep_dims=True)
 
 
-@jit
 def op_fold_first(value, index, wanted, axis: tl.constexpr):
     """The lowest index of a value along one axis; where there is a NaN, it is what is wanted."""
     counts = (value == wanted) | (value != value)
-    if index.dtype == tl.int32:
-        return op_fold_min(tl.where(counts, index, 2147483647), axis)
-    else:
-        return op_fold_min(tl.where(counts, index, 9223372036854775807), axis)
+    last = 2147483647 if index.dtype == tl.int32 else 9223372036854775807
+    return op_fold_min(tl.where(counts, index, last), axis)
 
 
-@jit
 def op_fold_argmax(value, index, axis: tl.constexpr):
     """The largest along one axis and where it is first; a NaN wins."""
     top = op_fold_max(value, axis)
     return top, op_fold_first(value, index, top, axis)
 
 
-@jit
 def op_fold_argmin(value, index, axis: tl.constexpr):
     """The smallest along one axis and where it is first; a NaN wins."""
     least = op_fold_min(value, axis)
     return least, op_fold_first(value, index, least, axis)
 
 
-@jit
 def op_step_welford(mean, m2, count, x, inside):
     """One more value for each state, where `inside` is 1."""
     count += inside
@@ -373,7 +312,6 @@ def op_step_welford(mean, m2, count, x, inside):
     return mean, tl.fma(from_old * inside, x - mean, m2), count
 
 
-@jit
 def op_fold_welford(mean, m2, count, axis: tl.constexpr):
     """States merged along one axis."""
     return tl.reduce((mean, m2, count), axis, op_join_welford, keep_dims=True)
@@ -382,7 +320,6 @@ def op_fold_welford(mean, m2, count, axis: tl.constexpr):
 # --- random numbers: Philox4x32-10 ---
 
 
-@jit
 def op_random4(seed, stream: tl.constexpr, counter):
     """The four words of a counter, products in 64 bits."""
     wide = counter.to(tl.uint64)
@@ -404,7 +341,6 @@ def op_random4(seed, stream: tl.constexpr, counter):
     return a, b, c, d
 
 
-@jit
 def op_random(seed, stream: tl.constexpr, index):
     """One element's word: lane index % 4 of its counter."""
     a, b, c, d = op_random4(seed, stream, index // 4)
@@ -412,13 +348,15 @@ def op_random(seed, stream: tl.constexpr, index):
     return tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
 
 
-@jit
 def op_uniform_f32(word):
     """[0, 1) from the top 24 bits."""
     return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 
 
-@jit
 def op_uniform_f64(word):
     """[0, 1) from all 32 bits."""
     return word.to(tl.float64) * 2.3283064365386963e-10
+
+
+jit = globals().get("JIT", triton.jit)
+globals().update({name: jit(function) for name, function in globals().items() if name.startswith("op_")})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd
 
@@ -30,7 +31,7 @@ class OpenTile:
 class TileEmitter(Emitter):
     """Emits what statements have in common; the statements themselves are a subclass's."""
 
-    indent, quotient = "    ", "//"
+    indent, quotient, literal = "    ", "//", staticmethod(triton_const)
 
     def __init__(self, kernel: ir.Kernel, overlaps: bool, describe: bool) -> None:
         super().__init__(kernel)
@@ -45,17 +46,10 @@ class TileEmitter(Emitter):
         self.rank = tile_rank(kernel.body)
         self.near = True  # whether 32 bits are enough for what is written
 
-    def positions(self, axes: tuple[ir.GridAxis, ...], left: str) -> None:
-        """The number `left` as one position per grid axis."""
-        for k in range(len(axes) - 1, -1, -1):
-            name = axes[k].axis.name
-            if k == 0:
-                self.line(f"{name} = {left}")
-                continue
-            extent = self.divisor(axes[k].extent)
-            self.line(f"program{k} = {left}")
-            self.line(f"{name} = program{k} % {extent}")
-            left = f"(program{k} // {extent})"
+    def split(self, name: str, number: int, left: str, extent: str) -> str:
+        self.bind(f"program{number}", left)
+        self.bind(name, f"program{number} % {extent}")
+        return f"(program{number} // {extent})"
 
     def divides_plainly(self, numerator: Poly) -> bool:
         return not numerator.names() or super().divides_plainly(numerator)  # numbers are Python's
@@ -94,27 +88,16 @@ class TileEmitter(Emitter):
 
     def poly_dims(self, poly: Poly) -> frozenset[str] | None:
         """The tile axes an index varies over; None for a scalar."""
-        found: frozenset[str] | None = None
-        for name in poly.names():
-            if name in self.dims:
-                found = (found or NO_AXES) | self.dims[name]
-        return found
+        return _together(self.dims.get(name) for name in poly.names())
 
     def dims_of(self, *operands: ir.Operand | None) -> frozenset[str] | None:
         """The tile axes that operands together vary over; None if all are scalars."""
-        found: frozenset[str] | None = None
-        for o in operands:
-            own = self.poly_dims(o) if isinstance(o, Poly) else self.dims.get(o.name) if isinstance(o, ir.Var) else None
-            if own is not None:
-                found = (found or NO_AXES) | own
-        return found
+        variables = (self.dims.get(o.name) for o in operands if isinstance(o, ir.Var))
+        return _together((*variables, *(self.poly_dims(o) for o in operands if isinstance(o, Poly))))
 
     def operand(self, value: ir.Operand) -> str:
-        match value:
-            case ir.Var():
-                return value.name
-            case Const():
-                return triton_const(value)
+        if not isinstance(value, Poly):
+            return super().operand(value)
         if not value.names():
             return f"tl.full([], {self.poly(value)}, tl.int64)"
         return f"tl.cast({bare(self.poly(value))}, tl.int64)"
@@ -122,8 +105,7 @@ class TileEmitter(Emitter):
     def mask(self, dims: frozenset[str] | None, *conditions: str) -> str | None:
         """Which lanes of these axes count, and the conditions; None where all do."""
         masks = [t.mask for n, t in self.tiles.items() if t.mask is not None and dims is not None and n in dims]
-        found = [*masks, *conditions]
-        return " & ".join(found) if found else None
+        return " & ".join((*masks, *conditions)) or None
 
     def shape(self, dims: frozenset[str]) -> list[int]:
         """Lanes of these axes in their dimensions, 1 elsewhere."""
@@ -197,6 +179,12 @@ class TileEmitter(Emitter):
         if not whole <= dims or self.dims_of(value) is None:
             text = f"tl.broadcast_to({text}, {self.shape(dims | whole)})"
         return text
+
+
+def _together(parts: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
+    """All tile axes of some values; None if all are scalars."""
+    found = [axes for axes in parts if axes is not None]
+    return NO_AXES.union(*found) if found else None
 
 
 def tile_rank(body: tuple[ir.Statement, ...]) -> int:

@@ -35,14 +35,12 @@ def run_recorded(
     original = uncompiled(function)
     holders = list(_held(original))
     modules = [m for h in holders if isinstance(h, torch.nn.Module) for m in h.modules()]
-    tensors = (*_tensors_of((args, kwargs)), *_stateful_tensors(holders))
-    memoryless = any(map(has_no_memory, tensors))
+    memoryless = any(map(has_no_memory, (*_tensors_of((args, kwargs)), *_stateful_tensors(holders))))
     own = made_fake(modules, (args, kwargs)) if memoryless else nullcontext(_copied((args, kwargs)))
     with _preserved(holders, modules), recorder() as records, planning(memoryless), own as (own_args, own_kwargs):
         result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
-        forwards = sum(record.direction == "forward" for record in records)
-        backwards = sum(record.direction == "backward" for record in records)
-        if backwards < forwards:
+        directions = [record.direction for record in records]
+        if directions.count("backward") < directions.count("forward"):
             _run_backward(result)
     return list(records)
 
@@ -87,21 +85,16 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
     match value:
         case torch.Tensor():
             yield value
-        case dict():
-            for item in value.values():
-                yield from _tensors_of(item)
-        case list() | tuple():
-            for item in value:
+        case dict() | list() | tuple():
+            for item in value.values() if isinstance(value, dict) else value:
                 yield from _tensors_of(item)
 
 
 def _run_backward(result: Any) -> None:
     """Backward of the sum of all float outputs. Nothing accumulates into `.grad`."""
     outputs = [t for t in _tensors_of(result) if t.requires_grad]
-    leaves = _leaves(outputs)
-    if leaves:
-        ones = [torch.ones_like(t) for t in outputs]
-        torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+    if leaves := _leaves(outputs):
+        torch.autograd.grad(outputs, leaves, [torch.ones_like(t) for t in outputs], allow_unused=True)
 
 
 def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -111,8 +104,7 @@ def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     seen = set(stack)
     while stack:
         node = stack.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None:
+        if (variable := getattr(node, "variable", None)) is not None:
             found[id(variable)] = variable
         following = [n for n, _ in node.next_functions if n is not None and n not in seen]
         seen.update(following)
@@ -126,7 +118,7 @@ def _preserved(holders: list[Any], modules: list[torch.nn.Module]) -> Iterator[N
     optimisers = [h for h in holders if isinstance(h, torch.optim.Optimizer)]
     attributes = [(m.__dict__, _shallow(m.__dict__)) for m in modules]
     states = [(o.state, {key: dict(value) for key, value in o.state.items()}) for o in optimisers]
-    tensors = list(_stateful_tensors(holders))
+    tensors = _stateful_tensors(holders)
     gradients = [(t, t.grad) for t in tensors if t.is_leaf]
     tensors += [g for _, g in gradients if g is not None]
     values = [(t, t.detach().clone()) for t in tensors if not has_no_memory(t)]
@@ -189,21 +181,18 @@ def _captured(function: types.FunctionType) -> Iterator[Any]:
     yield from (value for value in found.globals.values() if isinstance(value, kept))
 
 
-def _stateful_tensors(holders: Iterable[Any]) -> Iterator[torch.Tensor]:
-    seen: set[int] = set()
+def _stateful_tensors(holders: Iterable[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
     for holder in holders:
         match holder:
             case torch.nn.Module():
-                tensors: Iterable[torch.Tensor] = tuple(holder.parameters())
+                found += holder.parameters()
             case torch.optim.Optimizer():
-                groups = [p for group in holder.param_groups for p in group["params"]]
-                tensors = (*groups, *_tensors_of(dict(holder.state)))
+                found += [p for group in holder.param_groups for p in group["params"]]
+                found += _tensors_of(dict(holder.state))
             case _:
-                tensors = (holder,)
-        for tensor in tensors:
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield tensor
+                found.append(holder)
+    return list({id(tensor): tensor for tensor in found}.values())
 
 
 def _shallow(attributes: dict[str, Any]) -> dict[str, Any]:

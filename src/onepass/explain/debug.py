@@ -36,10 +36,8 @@ def debug_text(record: CompileRecord, level: int) -> str:
         f"{seconds:.2f} s"
     ]
     if level >= 2:
-        for d in record.decisions:
-            lines.append(
-                f"  {'fused' if d.accepted else 'kept apart'} ({d.kind}) {d.producer} -> {d.consumer}: {d.reason}"
-            )
+        verdicts = [("fused" if d.accepted else "kept apart", d) for d in record.decisions]
+        lines += [f"  {verdict} ({d.kind}) {d.producer} -> {d.consumer}: {d.reason}" for verdict, d in verdicts]
         lines += [f"  tuning of {k.name}: {k.tuning}" for k in record.kernels if k.tuning]
         lines += [f"  call {e.op} {e.name}: {e.why}" for e in record.externs]
     if level >= 3:

@@ -11,17 +11,7 @@ from pathlib import Path
 from string import Template
 
 from ..ir.record import CompileRecord, KernelRecord
-from .text import (
-    byte_text,
-    counts_text,
-    decision_line,
-    kernel_facts,
-    ratio_text,
-    rejected_by_size,
-    sizes_text,
-    total,
-    trial_line,
-)
+from . import text as report
 
 _PAGE = Path(__file__).with_name("page.html")
 _WIDTH, _BAR, _LABEL, _ROW = 860, 520, 210, 30  # of the pictures, in SVG units
@@ -41,13 +31,13 @@ def render_html(graphs: Sequence[CompileRecord]) -> str:
 
 
 def _summary(graphs: Sequence[CompileRecord]) -> Iterator[str]:
-    yield f"<p class=lead>{counts_text(graphs)}</p>"
-    rows: list[_Row] = [(kind, "", {kind: total(graphs, field)}) for kind, field in _TOTALS.items()]
-    if saved := total(graphs, "saved_bytes"):
+    yield f"<p class=lead>{report.counts_text(graphs)}</p>"
+    rows: list[_Row] = [(kind, "", {kind: report.total(graphs, field)}) for kind, field in _TOTALS.items()]
+    if saved := report.total(graphs, "saved_bytes"):
         rows.append(("saved for backward", "", {"saved": saved}))
     yield _chart(rows, "bytes moved, unfused and minimum")
-    if moved := total(graphs, "bytes_moved"):
-        fewer = ratio_text(total(graphs, "bytes_unfused"), moved)
+    if moved := report.total(graphs, "bytes_moved"):
+        fewer = report.ratio_text(report.total(graphs, "bytes_unfused"), moved)
         yield f"<p>Without fusion {fewer} the bytes would cross memory.</p>"
 
 
@@ -65,7 +55,7 @@ def _chart(rows: Sequence[_Row], title: str) -> str:
             width = _BAR * count / largest
             shapes.append(f'<rect class="{kind}" x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="18"/>')
             x += width
-        shapes.append(f'<text x="{x + 8:.1f}" y="{y + 18}">{byte_text(sum(bars.values()))}</text>')
+        shapes.append(f'<text x="{x + 8:.1f}" y="{y + 18}">{report.byte_text(sum(bars.values()))}</text>')
     head = f'<svg viewBox="0 0 {_WIDTH} {len(rows) * _ROW + 2}" role="img" aria-label="{escape(title)}">'
     return head + "".join(shapes) + "</svg>"
 
@@ -73,7 +63,7 @@ def _chart(rows: Sequence[_Row], title: str) -> str:
 def _graph(graph: CompileRecord, number: int) -> Iterator[str]:
     facts = f"target {escape(graph.target)}, cache {escape(graph.cache)}"
     if graph.sizes:
-        facts += f"; any sizes, numbers are for {escape(sizes_text(graph.sizes))}"
+        facts += f"; any sizes, numbers are for {escape(report.sizes_text(graph.sizes))}"
     yield f"<section><h2>Graph {number}: {escape(graph.direction)}</h2><p>{facts}</p>"
     if graph.fallback:
         yield f"<p class=problem>Runs as eager: {escape(graph.fallback)}</p>"
@@ -82,7 +72,7 @@ def _graph(graph: CompileRecord, number: int) -> Iterator[str]:
         yield from _kernel(kernel)
     if graph.externs:
         yield "<h3>Externs</h3>"
-        rows = [(e.op, byte_text(e.bytes_moved), e.why, e.line) for e in graph.externs]
+        rows = [(e.op, report.byte_text(e.bytes_moved), e.why, e.line) for e in graph.externs]
         yield _table(("operation", "bytes", "why", "line"), rows)
     yield from _decisions(graph)
     for title, text in (("Program", graph.program), ("Plan", graph.plan)):
@@ -110,11 +100,11 @@ def _picture(graph: CompileRecord) -> str:
 
 def _kernel(kernel: KernelRecord) -> Iterator[str]:
     yield f"<article><h3>{escape(kernel.name)}</h3>"
-    yield f"<p>{kernel_facts(kernel)}<br><span class=schedule>{escape(kernel.schedule)}</span></p>"
+    yield f"<p>{report.kernel_facts(kernel)}<br><span class=schedule>{escape(kernel.schedule)}</span></p>"
     if kernel.tuning:
         yield f"<p>Tuning: {escape(kernel.tuning)}</p>"
     if kernel.trials:
-        yield "<ul>" + "".join(f"<li>{escape(trial_line(t))}</li>" for t in kernel.trials) + "</ul>"
+        yield "<ul>" + "".join(f"<li>{escape(report.trial_line(t))}</li>" for t in kernel.trials) + "</ul>"
     rows = [(o.get("op", ""), o.get("node", ""), o.get("line", "")) for o in kernel.operations]
     yield _table(("operation", "node", "line"), rows)
     if kernel.source:
@@ -125,12 +115,12 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
 def _decisions(graph: CompileRecord) -> Iterator[str]:
     if not graph.decisions:
         return
-    rejected = rejected_by_size(graph.decisions)
+    rejected = report.rejected_by_size(graph.decisions)
     accepted = [d for d in graph.decisions if d.accepted]
     yield f"<h3>Fusions: {len(accepted)} made, {len(rejected)} rejected</h3>"
     for title, decisions in (("Rejected", rejected), ("Made", accepted)):
         if decisions:
-            items = "".join(f"<li>{escape(decision_line(d))}</li>" for d in decisions)
+            items = "".join(f"<li>{escape(report.decision_line(d))}</li>" for d in decisions)
             opened = " open" if title == "Rejected" else ""
             yield f"<details{opened}><summary>{title}</summary><ul>{items}</ul></details>"
 

@@ -6,6 +6,7 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from ..analysis.access import assumed_size, load_bytes, operation_cost, storage_bytes
@@ -16,7 +17,7 @@ from ..ir.expr import Expr, Load, postorder
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
-from ..ir.program import Buffer, Define, Extern, Program, Update, View, leaves
+from ..ir.program import Buffer, Extern, Program, Update, View, leaves
 from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
 from ..ir.source import KernelSource
 from ..ir.target import Target
@@ -32,47 +33,30 @@ def measure(
     target: Target,
 ) -> None:
     """Write what happened into the record, in the place of what an earlier schedule left there."""
-    record.kernels, record.externs = [], []
-    record.program = repr(program)
-    record.plan = _plan_text(plan)
+    record.program, record.plan = repr(program), "\n".join(map(_step_text, plan.steps))
     symbols = [*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources]
     record.sizes = {s.name: assumed_size(s) for s in symbols}
-    for group, result in scheduled.items():
-        for kernel in result.kernels:
-            record.kernels.append(_kernel_record(group, kernel, result, sources[kernel], target))
-    for step in plan.steps:
-        if isinstance(step, Extern):
-            record.externs.append(_extern_record(step))
-    record.decisions = [
-        DecisionRecord(d.producer, d.consumer, d.kind, d.accepted, d.reason, d.saved_us, d.bytes_saved)
-        for d in plan.decisions
-    ]
+    record.kernels = [_kernel_record(g, k, r, sources[k], target) for g, r in scheduled.items() for k in r.kernels]
+    record.externs = [_extern_record(step) for step in plan.steps if isinstance(step, Extern)]
+    record.decisions = [DecisionRecord(**asdict(d)) for d in plan.decisions]
     in_externs = sum(e.bytes_moved for e in record.externs)
     copied = sum(2 * storage_bytes(target_) for target_, _ in plan.copies)
     record.bytes_moved = sum(k.bytes_read + k.bytes_written for k in record.kernels) + in_externs + copied
     updates = [s for s in program.statements if isinstance(s, Update)]
-    record.bytes_unfused = sum(_define_bytes(d) for d in program.defines()) + in_externs
-    record.bytes_unfused += sum(2 * storage_bytes(u.target) for u in updates)
+    record.bytes_unfused = sum(bytes_read([d.value]) + storage_bytes(d.buffer) for d in program.defines())
+    record.bytes_unfused += in_externs + sum(2 * storage_bytes(u.target) for u in updates)
     record.bytes_minimum = _minimum(program, updates)
 
 
 def _kernel_record(
     group: Group, kernel: Kernel, result: ScheduledGroup, source: KernelSource, target: Target
 ) -> KernelRecord:
-    if len(result.kernels) == 1:
-        read = bytes_read([s.value for s in group.stores])
-    else:
-        read = sum(storage_bytes(b) for b in kernel.reads)
-    written = sum(storage_bytes(b) for b in kernel.writes)
-    return KernelRecord(
-        name=kernel.name,
-        operations=[{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins],
-        bytes_read=read,
-        bytes_written=written,
-        schedule=str(kernel.schedule),
-        source=source.text,
-        predicted_us=_predicted(group, kernel, result, read + written, target),
-    )
+    alone = len(result.kernels) == 1
+    read = bytes_read([s.value for s in group.stores]) if alone else sum(map(storage_bytes, kernel.reads))
+    written = sum(map(storage_bytes, kernel.writes))
+    operations = [{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins]
+    predicted_us = _predicted(group, kernel, result, read + written, target)
+    return KernelRecord(kernel.name, operations, read, written, str(kernel.schedule), source.text, predicted_us)
 
 
 def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int, target: Target) -> float:
@@ -92,10 +76,6 @@ def bytes_read(values: list[Expr]) -> int:
     return sum(reads.values())
 
 
-def _define_bytes(define: Define) -> int:
-    return bytes_read([define.value]) + storage_bytes(define.buffer)
-
-
 def _extern_record(step: Extern) -> ExternRecord:
     used = {v.buffer for v in _views((step.args, step.kwargs))}
     if step.overwrites is not None:  # what is written of it is one of the others, read
@@ -108,12 +88,8 @@ def _extern_record(step: Extern) -> ExternRecord:
 
 def _minimum(program: Program, updates: list[Update]) -> int:
     """Each input that is used read once, each output and update written once."""
-    used: set[Buffer] = set()
-    for s in program.statements:
-        if isinstance(s, Define):
-            used |= {e.buffer for e in postorder([s.value]) if isinstance(e, Load)}
-        elif isinstance(s, Extern):
-            used |= {v.buffer for v in _views((s.args, s.kwargs))}
+    used = {e.buffer for e in postorder([d.value for d in program.defines()]) if isinstance(e, Load)}
+    used |= {v.buffer for s in program.statements if isinstance(s, Extern) for v in _views((s.args, s.kwargs))}
     inputs = {b for b in program.inputs if isinstance(b, Buffer)}
     outputs = {v.buffer for v in _views(program.outputs)} - inputs
     return sum(map(storage_bytes, used & inputs)) + sum(map(storage_bytes, outputs | {u.target for u in updates}))
@@ -123,12 +99,8 @@ def _views(tree: Any) -> list[View]:
     return [leaf for leaf in leaves(tree) if isinstance(leaf, View)]
 
 
-def _plan_text(plan: FusionPlan) -> str:
-    lines = []
-    for step in plan.steps:
-        if isinstance(step, Extern):
-            lines.append(f"extern {step.origin.node}: {step.why}")
-        else:
-            stores = ", ".join(repr(s.buffer) for s in step.stores)
-            lines.append(f"kernel stores {stores}: {', '.join(m.origin.node for m in step.members)}")
-    return "\n".join(lines)
+def _step_text(step: Extern | Group) -> str:
+    if isinstance(step, Extern):
+        return f"extern {step.origin.node}: {step.why}"
+    stores = ", ".join(repr(s.buffer) for s in step.stores)
+    return f"kernel stores {stores}: {', '.join(m.origin.node for m in step.members)}"

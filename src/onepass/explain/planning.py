@@ -12,7 +12,7 @@ _PLANNING: ContextVar[bool] = ContextVar("onepass_planning", default=False)
 @contextmanager
 def planning(wanted: bool) -> Iterator[None]:
     """Graphs compiled here are planned and built, but run operation by operation, if that is wanted."""
-    token = _PLANNING.set(wanted)
+    token = _PLANNING.set(wanted or is_planning())
     try:
         yield
     finally:

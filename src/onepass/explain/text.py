@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord, TrialRecord
 
@@ -148,14 +149,8 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
 
 def _by_line(operations: list[dict[str, str]]) -> list[tuple[str, str]]:
     """Operations in a row that come from one line of the user's, together with that line."""
-    rows: list[tuple[list[str], str]] = []
-    for operation in operations:
-        name, line = short_operation(operation.get("op", "")), user_line(operation.get("line", ""))
-        if rows and rows[-1][1] == line:
-            rows[-1][0].append(name)
-        else:
-            rows.append(([name], line))
-    return [(", ".join(names), line) for names, line in rows]
+    named = [(short_operation(o.get("op", "")), user_line(o.get("line", ""))) for o in operations]
+    return [(", ".join(name for name, _ in row), line) for line, row in groupby(named, lambda found: found[1])]
 
 
 def _extern(extern: ExternRecord) -> Iterator[str]:

@@ -177,11 +177,8 @@ class Cache:
             if topic in self._warned:
                 return
             self._warned.add(topic)
-        warnings.warn(
-            f"onepass cache: {message}. Set ONEPASS_CACHE_DIR to a folder of your own to change this.",
-            CacheWarning,
-            stacklevel=3,
-        )
+        text = f"onepass cache: {message}. Set ONEPASS_CACHE_DIR to a folder of your own to change this."
+        warnings.warn(text, CacheWarning, stacklevel=3)
 
     # files
 
@@ -200,8 +197,8 @@ class Cache:
                 content = file.read()
         except OSError:
             return None
-        body = _verified(content)
-        if body is None or _distrust_status(status):
+        body, trailer = content[:-_TRAILER_BYTES], content[-_TRAILER_BYTES:]
+        if trailer != _trailer(body) or _distrust_status(status):
             _remove(path)
             return None
         if time.time() - status.st_mtime > _TOUCH_SECONDS:
@@ -217,7 +214,7 @@ class Cache:
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as file:
-                file.write(body + _MARK + hashlib.sha256(body).hexdigest().encode())
+                file.write(body + _trailer(body))
             os.replace(temporary, path)
         except OSError as error:
             _remove(temporary)
@@ -231,11 +228,9 @@ class Cache:
         return path
 
 
-def _verified(content: bytes) -> bytes | None:
-    body, trailer = content[:-_TRAILER_BYTES], content[-_TRAILER_BYTES:]
-    if trailer != _MARK + hashlib.sha256(body).hexdigest().encode():
-        return None
-    return body
+def _trailer(body: bytes) -> bytes:
+    """How the file of an entry ends."""
+    return _MARK + hashlib.sha256(body).hexdigest().encode()
 
 
 def _distrust(folder: Path) -> str | None:

@@ -11,6 +11,7 @@ from ..ir.target import Target
 
 _CUDA = ("libcuda.so.1", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel")
 _HIP = ("libamdhip64.so", "hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel")
+ENCODE, OVERLAP = "cuTensorMapEncodeTiled", "cuLaunchKernelEx"  # describes matrices; launches with attributes
 _SHARED_SIZE = 8  # the attribute: how much shared memory a launch may ask for
 _FREE_SHARED = 48 << 10  # available without asking; HIP gives all there is, and its call takes no function of a module
 
@@ -22,20 +23,9 @@ class Driver:
     library: Any
     names: tuple[str, ...]
 
-    @property
-    def launch_address(self) -> int:
-        """Where the launching function is."""
-        return ctypes.cast(getattr(self.library, self.names[3]), ctypes.c_void_p).value or 0
-
-    @property
-    def overlap_address(self) -> int:
-        """Where the function is that launches with attributes."""
-        return ctypes.cast(self.library.cuLaunchKernelEx, ctypes.c_void_p).value or 0
-
-    @property
-    def encode_address(self) -> int:
-        """Where the function that describes matrices is."""
-        return ctypes.cast(self.library.cuTensorMapEncodeTiled, ctypes.c_void_p).value or 0
+    def address(self, name: str = "") -> int:
+        """Where a function of the driver is; without a name the one that launches kernels."""
+        return ctypes.cast(getattr(self.library, name or self.names[3]), ctypes.c_void_p).value or 0
 
     def bind(self, device: int) -> None:
         """Make the device's context this thread's; a thread that only launches has none."""

@@ -56,17 +56,9 @@ def load_graph(cache: Cache, key: str, constants: Sequence[Any] = ()) -> GraphEn
     if data is None:
         return None
     try:
-        return _decode(data, constants)
+        used = tuple(constants[position] for position in data["constants"])
+        host, record = host_from_json(data["host"], used), CompileRecord.from_json(data["record"])
+        return GraphEntry(host, tuple(map(kernel_from_json, data["kernels"])), record, tuple(data["nodes"]))
     except (MalformedProgram, LookupError, TypeError, AttributeError):
         cache.discard("graphs", key)
         return None
-
-
-def _decode(data: Any, constants: Sequence[Any]) -> GraphEntry:
-    used = tuple(constants[position] for position in data["constants"])
-    return GraphEntry(
-        host_from_json(data["host"], used),
-        tuple(kernel_from_json(k) for k in data["kernels"]),
-        CompileRecord.from_json(data["record"]),
-        tuple(data["nodes"]),
-    )

@@ -25,12 +25,12 @@ from .torch_private import current_device, current_stream, direct, empty_cpu, em
 _NAME = re.compile(r"[abxsw]\d+")
 _NUMBER = re.compile(r"\d+")
 _EXPRESSION = re.compile(r"(?:s\d+|\d+|//|[-+*%() ])+")
-_STATUS_DIVISION, _STATUS_INDEX = 1, 2
+DIVISION_BY_ZERO, INDEX_OUT_OF_RANGE = 1, 2  # the bits of a kernel's status, as in prelude.h
 
 
 def raise_status(status: int) -> None:
     """The error eager raises for what a kernel met."""
-    if status & _STATUS_DIVISION:
+    if status & DIVISION_BY_ZERO:
         raise RuntimeError("ZeroDivisionError")
     raise IndexError("index out of range in self")
 
@@ -55,37 +55,32 @@ class _Writer:
 
     def __init__(self, host: ir.HostProgram, kernels: Sequence[LoadedKernel]) -> None:
         self._host, self._kernels = host, kernels
+        launches = [i for i in host.instructions if isinstance(i, ir.Launch)]
+        self._on_cpu = any(not i.programs for i in launches)
+        self._devices = list(dict.fromkeys(i.device for i in launches if i.programs))
+        # The GPU that is current while the function runs; empty where none is.
+        self._home = self._devices[0] if self._devices and self._devices[0].startswith("cuda") else ""
         self._lines: list[str] = []
         self._constants: dict[tuple[Any, ...], str] = {}
         self._sizes: dict[str, str] = {}  # expression -> the variable that holds it
         self.namespace: dict[str, Any] = {
-            "empty_cpu": empty_cpu,
-            "empty_cuda": empty_cuda,
-            "empty_strided": torch.empty_strided,
-            "raise_status": raise_status,
-            "slice": slice,
-            "settle": settle,
-            "settle_result": settle_result,
-            "thread_count": thread_count,
-            "view": view,
-            "word_of": word_of,
-        }
+            "current_device": current_device, "empty_cpu": empty_cpu, "empty_cuda": empty_cuda, "slice": slice,
+            "empty_strided": torch.empty_strided, "on_device": on_device, "raise_status": raise_status, "view": view,
+            "settle": settle, "settle_result": settle_result, "thread_count": thread_count, "word_of": word_of,
+        }  # fmt: skip
 
     def source(self) -> str:
         """The whole function. On a GPU it runs with that device current, whatever the caller's is."""
-        launches = [i for i in self._host.instructions if isinstance(i, ir.Launch)]
-        devices = [torch.device(i.device) for i in launches if i.programs]
-        if devices and devices[0].type == "cuda":
-            index = devices[0].index or 0
-            self.namespace |= {"current_device": current_device, "on_device": on_device}
+        if self._home:
+            index = torch.device(self._home).index or 0
             self._line(f"if current_device() != {index}: return on_device({index}, call, args)")
         inputs = [_name(n) for n in self._host.inputs]
         if inputs:
             self._line(f"{', '.join(inputs)}, = args")
         self._line("args.clear()")
-        if any(not i.programs for i in launches):
+        if self._on_cpu:
             self._line("threads = thread_count()")
-        for device in dict.fromkeys(i.device for i in launches if i.programs):
+        for device in self._devices:
             self._line(f"{self._stream(device)} = current_stream({torch.device(device).index or 0})")
         for instruction in self._host.instructions:
             getattr(self, f"visit_{type(instruction).__name__}")(instruction)
@@ -125,17 +120,12 @@ class _Writer:
     def visit_Allocate(self, allocate: ir.Allocate) -> None:
         name, shape, strides = _name(allocate.name), self._shape(allocate.shape), self._shape(allocate.strides)
         dtype = self._dtype(allocate.dtype)
-        makers = {"cpu": "empty_cpu", self._home(): "empty_cuda"}
+        makers = {"cpu": "empty_cpu", self._home: "empty_cuda"}
         if maker := makers.get(allocate.device):
             self._line(f"{name} = {maker}({shape}, {strides}, {dtype})")
         else:
             device = self._torch_value(ir.TorchValue("device", allocate.device))
             self._line(f"{name} = empty_strided({shape}, {strides}, dtype={dtype}, device={device})")
-
-    def _home(self) -> str:
-        """The GPU that is current while the function runs; empty where none is."""
-        found = [i.device for i in self._host.instructions if isinstance(i, ir.Launch) and i.programs]
-        return found[0] if found and found[0].startswith("cuda") else ""
 
     def visit_Launch(self, launch: ir.Launch) -> None:
         if launch.kernel not in range(len(self._kernels)):
@@ -165,7 +155,7 @@ class _Writer:
     def _stream(self, device: str) -> str:
         """The variable that holds the current stream of a device."""
         kind, index = torch.device(device).type, torch.device(device).index or 0
-        self.namespace["current_stream"] = current_stream if kind == "cuda" else _no_stream
+        self.namespace["current_stream"] = current_stream if kind == "cuda" else lambda _device: 0
         return f"stream{index}"
 
     def visit_Call(self, call: ir.Call) -> None:
@@ -178,10 +168,7 @@ class _Writer:
                 target = self._constant("target", call.target, direct(resolve_callable(call.target)))
             except LookupError as error:
                 raise MalformedProgram(str(error)) from error
-        arguments = [self._tree(a) for a in call.args]
-        if call.kwargs:
-            pairs = (f"{self._tree(k)}: {self._tree(v)}" for k, v in call.kwargs.items())
-            arguments.append(f"**{{{', '.join(pairs)}}}")
+        arguments = [*map(self._tree, call.args), *([f"**{self._tree(call.kwargs)}"] if call.kwargs else [])]
         self._line(f"{_name(call.result)} = {target}({', '.join(arguments)}){comment}")
 
     # expressions
@@ -257,10 +244,6 @@ class _Writer:
             return _name(ref.name)
         shape, strides = self._shape(ref.shape), self._shape(ref.strides)
         return f"view({_name(ref.name)}, {shape}, {strides}, {self._size(ref.offset)})"
-
-
-def _no_stream(_device: int) -> int:
-    return 0
 
 
 def _name(name: str) -> str:

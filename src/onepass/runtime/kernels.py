@@ -57,10 +57,7 @@ _functions: dict[str, Future[Function]] = {}  # by artifact key; pending while s
 
 
 def build_kernels(
-    sources: Sequence[KernelSource],
-    builder: Builder,
-    cache: Cache | None = None,
-    progress: Progress | None = None,
+    sources: Sequence[KernelSource], builder: Builder, cache: Cache | None = None, progress: Progress | None = None
 ) -> list[LoadedKernel]:
     """The kernels in order. Raises `KernelBuildError` for one the compiler rejects."""
     kernels: list[LoadedKernel] = []
@@ -72,24 +69,17 @@ def build_kernels(
 
 
 def build_each(
-    sources: Sequence[KernelSource],
-    builder: Builder,
-    cache: Cache | None = None,
-    progress: Progress | None = None,
+    sources: Sequence[KernelSource], builder: Builder, cache: Cache | None = None, progress: Progress | None = None
 ) -> list[LoadedKernel | BaseException]:
     """The kernels in order, an error in the place of one that could not be built."""
     fingerprint = builder.fingerprint()
     keys = [artifact_key(s, fingerprint) for s in sources]
     futures, mine = _claim(keys, sources)
-    missing: dict[str, KernelSource] = {}
     try:
         for key, source in mine.items():
-            function = _load_cached(key, source, builder, cache)
-            if function is None:
-                missing[key] = source
-            else:
+            if (function := _load_cached(key, source, builder, cache)) is not None:
                 futures[key].set_result(function)
-        if missing:
+        if missing := {key: source for key, source in mine.items() if not futures[key].done()}:
             _build_all(missing, futures, builder, cache, progress)
     finally:
         for key in mine:  # nobody may wait for or inherit a claim that an error left open

@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Toolchain:
         """Equal exactly where a built kernel may be used again: compiler, flags, headers, processor."""
         parts = [*self.command, _identity(self.path), *self.flags, *self.libraries, cpu_features()]
         if self.include is not None:
-            parts += [_file_digest(header) for header in sorted(self.include.glob("*.h"))]
+            parts += [hashlib.sha256(h.read_bytes()).hexdigest() for h in sorted(self.include.glob("*.h"))]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def build_command(self, source: str, output: str) -> list[str]:
@@ -101,11 +102,9 @@ class Toolchain:
 
 def _run(command: list[str], text: str) -> str | None:
     """None when the build succeeded, else what the compiler said."""
-    environment = {**os.environ, "LC_ALL": "C"}
+    plain = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            command, input=text, capture_output=True, text=True, env=environment, timeout=_BUILD_SECONDS
-        )
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=plain, timeout=_BUILD_SECONDS)
     except subprocess.TimeoutExpired:
         return f"not finished after {_BUILD_SECONDS} seconds"
     except OSError as error:
@@ -142,8 +141,7 @@ def _describe(command: tuple[str, ...], include: Path | None) -> Toolchain:
 
 def _is_clang(command: tuple[str, ...]) -> bool:
     """By name, links followed: asking the compiler would start it."""
-    names = " ".join(Path(word).resolve().name for word in command)
-    return "clang" in names or platform.system() == "Darwin"
+    return any("clang" in Path(word).resolve().name for word in command) or platform.system() == "Darwin"
 
 
 def _torch_openmp() -> list[str]:
@@ -151,8 +149,7 @@ def _torch_openmp() -> list[str]:
     spec = importlib.util.find_spec("torch")
     for folder in spec.submodule_search_locations or () if spec else ():
         for place in (Path(folder) / "lib", Path(folder).with_name("torch.libs")):
-            found = sorted(place.glob("libgomp*.so*"))
-            if found:
+            if found := sorted(place.glob("libgomp*.so*")):
                 return [str(found[0])]
     return []
 
@@ -166,10 +163,6 @@ def _identity(path: Path) -> str:
     return f"{path}:{stat.st_mtime_ns}:{stat.st_size}"
 
 
-def _file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 @functools.cache
 def _version(command: tuple[str, ...], identity: str) -> str:
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
@@ -180,14 +173,8 @@ def _version(command: tuple[str, ...], identity: str) -> str:
 def cpu_features() -> str:
     """The processor's model and instruction sets: what -march=native depends on."""
     wanted = ("model name", "cpu family", "model\t", "stepping", "flags", "Features", "CPU part", "CPU implementer")
-    lines: list[str] = []
     try:
-        with open("/proc/cpuinfo") as info:
-            for line in info:  # the first processor's block stands for all
-                if not line.strip():
-                    break
-                if line.startswith(wanted):
-                    lines.append(line.strip())
+        with open("/proc/cpuinfo") as info:  # the first processor's block stands for all
+            return "\n".join(line.strip() for line in takewhile(str.strip, info) if line.startswith(wanted))
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    return "\n".join(lines)

@@ -12,29 +12,15 @@ import torch
 from torch._dispatch.python import no_python_dispatcher as plain_dispatch
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
-__all__ = [
-    "current_device",
-    "current_stream",
-    "direct",
-    "empty_cpu",
-    "empty_cuda",
-    "on_device",
-    "plain_dispatch",
-    "view",
-    "without_modes",
-]
+__all__ = ["plain_dispatch", "without_modes"]  # torch's own; the rest is made here
 
 
-def _empty_cpu(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+def _empty_on(device: str) -> Callable[..., torch.Tensor]:
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _view(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
     return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
-
-
-def _empty_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
 
 
 def direct(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,9 +38,9 @@ def on_device(index: int, call: Callable[[list[Any]], Any], args: list[Any]) -> 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 # empty_cpu(shape, strides, dtype): 0.65 us against 1.5 us of torch.empty_strided.
-empty_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", _empty_cpu)
+empty_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", _empty_on("cpu"))
 # empty_cuda(shape, strides, dtype): on the current device.
-empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", _empty_cuda)
+empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", _empty_on("cuda"))
 # current_device(): its number.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 # current_stream(device index): the stream's handle.

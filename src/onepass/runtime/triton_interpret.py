@@ -8,16 +8,16 @@ own functions, so those are what is tested.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ..ir.source import KernelSource
-from .prelude import PRELUDE_FOLDER
+from .prelude import PRELUDE_FOLDER, load_module
 from .triton_private import Interpreter
 
 
@@ -60,11 +60,7 @@ def _prelude() -> ModuleType:
 
 
 def _plain(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"onepass_{path.stem}_plain", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    module.__dict__["JIT"] = lambda function: function
-    spec.loader.exec_module(module)
+    module = load_module(path, f"onepass_{path.stem}_plain", JIT=lambda function: function)
     module.__dict__["libdevice"] = _Library(_interpreter())
     return module
 
@@ -75,22 +71,13 @@ def _fold(values: Any, axis: int, combine: Callable[..., Any], keep_dims: bool =
     several = isinstance(values, tuple)
     state = [(interpreter.data(v), v.dtype) for v in (values if several else (values,))]
     while state[0][0].shape[axis] > 1:
-        half = state[0][0].shape[axis] // 2
-        first = [_slice(x, axis, 0, half) for x, _ in state]
-        second = [_slice(x, axis, half, 2 * half) for x, _ in state]
-        tensors = [interpreter.tensor(x, d) for part in (first, second) for x, (_, d) in zip(part, state, strict=True)]
-        joined = combine(*tensors)
+        halves = zip(*(np.split(x, 2, axis) for x, _ in state), strict=True)
+        joined = combine(*(interpreter.tensor(x, d) for h in halves for x, (_, d) in zip(h, state, strict=True)))
         parts = joined if isinstance(joined, tuple) else (joined,)
         state = [(interpreter.data(p), d) for p, (_, d) in zip(parts, state, strict=True)]
     assert keep_dims
     results = tuple(interpreter.tensor(x, d) for x, d in state)
     return results if several else results[0]
-
-
-def _slice(array: Any, axis: int, start: int, stop: int) -> Any:
-    index: list[slice] = [slice(None)] * array.ndim
-    index[axis] = slice(start, stop)
-    return array[tuple(index)]
 
 
 class _Library:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import importlib.util
 import json
 import re
 import threading
@@ -26,10 +25,10 @@ from ..ir.target import Target
 from .assembler import adds_wrongly, given_up, registers_and_stack, repaired
 from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
-from .driver import driver
+from .driver import ENCODE, OVERLAP, driver
 from .kernels import build_kernels
 from .launcher import launcher
-from .prelude import prelude_digest
+from .prelude import load_module, prelude_digest
 from .scratch import scratch_folder
 from .triton_private import Staged, find_assembler, gpu_target, run_stages, triton_version
 
@@ -99,12 +98,10 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
 
     try:
         function = _load_module(source).__dict__[source.entry]
-        names = function.arg_names
         attributes = {(k,): [["tt.divisibility", 16]] for k in range(source.pointers)} if source.aligned else {}
         attributes |= {(source.pointers + k,): [["tt.divisibility", MULTIPLE]] for k in source.multiples}
-        ast = ASTSource(
-            fn=function, signature=dict(zip(names, source.signature, strict=True)), constexprs={}, attrs=attributes
-        )
+        signature = dict(zip(function.arg_names, source.signature, strict=True))
+        ast = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
         options: dict[str, Any] = {"num_warps": source.warps, "num_stages": max(1, source.stages)}
         options["enable_fp_fusion"] = not source.exact
         if source.asserts:
@@ -117,9 +114,8 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
     except Exception as error:
         path = scratch_folder() / f"{source.key}.failed.py"
         path.write_text(source.text)
-        raise KernelBuildError(
-            f"triton.compile for {target.name}", f"{type(error).__name__}: {error}", str(path)
-        ) from error
+        problem = f"{type(error).__name__}: {error}"
+        raise KernelBuildError(f"triton.compile for {target.name}", problem, str(path)) from error
     facts = compiled.facts
     _refuse_others(compiled, source)
     if wrong and not compiled.edited and repaired(compiled.texts["ptx"]) != compiled.texts["ptx"]:
@@ -155,11 +151,8 @@ def _maps(facts: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     found = list(facts.get("tensordesc_meta") or [])
     if len(found) != count or None in found:
         raise KernelBuildError("triton.compile", f"{count} matrices, {len(found)} descriptors", "")
-    names = ("swizzle", "elem_size", "elem_type", "block_size")
-    maps = [dict(zip(names, (m[n] for n in names), strict=True)) for m in found]
-    for m in maps:
-        m["elem_type"] = _DRIVER_TYPES.get(m["elem_type"], m["elem_type"])
-    return maps
+    maps = [{n: m[n] for n in ("swizzle", "elem_size", "elem_type", "block_size")} for m in found]
+    return [{**m, "elem_type": _DRIVER_TYPES.get(m["elem_type"], m["elem_type"])} for m in maps]
 
 
 def packed(head: dict[str, Any], binary: bytes) -> bytes:
@@ -178,11 +171,7 @@ def _load_module(source: KernelSource) -> Any:
     """The source as a module: Triton reads a function's text from its file."""
     path = scratch_folder() / f"{source.key}_{threading.get_ident()}.py"
     path.write_text(source.text)
-    spec = importlib.util.spec_from_file_location(f"onepass_kernel_{source.key}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(path, f"onepass_kernel_{source.key}")
 
 
 def _machine_code(texts: Mapping[str, Any], target: Target) -> tuple[bytes, int, int]:
@@ -247,10 +236,10 @@ def _on_device(
         function = gpu.load(built.binary, built.entry, built.shared)
     matrices = _described(built, source)
     kernel = _Kernel(
-        gpu.launch_address, (ctypes.c_void_p * 3)(function), built.threads, (ctypes.c_uint32 * 3)(built.shared),
+        gpu.address(), (ctypes.c_void_p * 3)(function), built.threads, (ctypes.c_uint32 * 3)(built.shared),
         source.pointers, source.symbols, len(source.matrices), sum(1 << k for k in source.multiples),
-        gpu.encode_address if source.matrices else None, matrices,
-        gpu.overlap_address if source.overlaps else None,
+        gpu.address(ENCODE) if source.matrices else None, matrices,
+        gpu.address(OVERLAP) if source.overlaps else None,
     )  # fmt: skip
     launch = functools.partial(_launcher(source.pointers, source.symbols), ctypes.byref(kernel))
     lock = threading.Lock()
