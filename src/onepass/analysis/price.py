@@ -14,30 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..ir.kernel import (
-    Accumulate,
-    Accumulator,
-    Contract,
-    Finish,
-    Fold,
-    GridAxis,
-    Kernel,
-    Let,
-    LoadElement,
-    LoadTile,
-    Loop,
-    Operand,
-    RandomWord,
-    Rescale,
-    Share,
-    Start,
-    Statement,
-    StoreElement,
-    StoreTile,
-    Tile,
-    Var,
-    When,
-)
+from ..ir import kernel as ir
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
 from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
@@ -80,7 +57,7 @@ class _Traffic:
 class _Program:
     """What one program of a grid does, by one walk over its statements."""
 
-    def __init__(self, grid: Iterable[GridAxis], target: Target, stages: int, threads: int) -> None:
+    def __init__(self, grid: Iterable[ir.GridAxis], target: Target, stages: int, threads: int) -> None:
         self.target, self.rates, self.stages, self.threads = target, target.rates, stages, threads
         self.extents: dict[Axis, int] = {g.axis: max(1, estimate(g.extent)) for g in grid}
         self.count = math.prod(self.extents.values())
@@ -99,32 +76,32 @@ class _Program:
 
     # --- statements ---
 
-    def block(self, body: tuple[Statement, ...], times: float) -> float:
+    def block(self, body: tuple[ir.Statement, ...], times: float) -> float:
         """Walk a block that runs so many times; the microseconds of one pass through its steps in order."""
         opened = dict(self.tiles)
         waits = own = 0.0
         for s in body:
             self.clock += 1
             match s:
-                case Tile():
+                case ir.Tile():
                     self.tiles[s.axis] = s.lanes, self._valid(s)
-                case Loop():
+                case ir.Loop():
                     waits += self._loop(s, times)
-                case When():
+                case ir.When():
                     waits += self.block(s.body, times * RARE) * RARE
-                case LoadElement() | LoadTile():
+                case ir.LoadElement() | ir.LoadTile():
                     own = max(own, self.rates.load_us * (2 if _indirect(s.offset) else 1))
                     self._load(s, times)
-                case StoreElement() | StoreTile():
+                case ir.StoreElement() | ir.StoreTile():
                     self._store(s, times)
-                case Fold() | Finish():
+                case ir.Fold() | ir.Finish():
                     waits += self._fold(s, times)
                 case _:
                     waits += self._compute(s, times)
         self.tiles = opened
         return waits + own
 
-    def _vector(self, s: Loop, times: float) -> float:
+    def _vector(self, s: ir.Loop, times: float) -> float:
         """A loop whose positions run as lanes, in a program that is one thread."""
         opened = dict(self.tiles)
         lanes = max(1, round(self._steps(s)))
@@ -133,14 +110,14 @@ class _Program:
         self.tiles = opened
         return spent
 
-    def _loop(self, s: Loop, times: float) -> float:
+    def _loop(self, s: ir.Loop, times: float) -> float:
         if s.kind != "sweep":
             return self._vector(s, times)
         steps, before = max(1.0, self._steps(s)), self.clock
         self.extents[s.axis] = max(1, math.ceil(steps))
         self.loops += 1
         before_loop = self.shared_bytes
-        loads = any(isinstance(x, LoadElement | LoadTile) for x in s.body)
+        loads = any(isinstance(x, ir.LoadElement | ir.LoadTile) for x in s.body)
         step = self.block(s.body, times * steps)
         self.loops -= 1
         if not self.loops:  # loops that follow each other use the same shared memory
@@ -153,7 +130,7 @@ class _Program:
             step = max(step - self.rates.load_us, step * self.rates.pipelined)
         return steps * step
 
-    def _steps(self, s: Loop) -> float:
+    def _steps(self, s: ir.Loop) -> float:
         most = estimate(s.extent)
         if s.limit is not None:
             most = min(most, max(0, round(self._mean(s.limit, 0, most))))
@@ -168,31 +145,31 @@ class _Program:
             total += max(0, high - low)
         return total / SAMPLES
 
-    def _compute(self, s: Statement, times: float) -> float:
+    def _compute(self, s: ir.Statement, times: float) -> float:
         match s:
-            case Let():
+            case ir.Let():
                 axes, cost = self._of(s.args), _cost(s.op)
                 self._define(s.var, axes)
-            case RandomWord():
+            case ir.RandomWord():
                 axes, cost = self._of([s.index]), RANDOM_COST
                 self._define(s.var, axes)
-            case Start():
+            case ir.Start():
                 self._keep(s.accumulator)
                 return 0.0
-            case Accumulate():
+            case ir.Accumulate():
                 monoid = s.accumulator.monoid
                 axes = self._of(s.inputs) | self._open(s.accumulator.tiles)
                 cost = GPU_MONOIDS.get(monoid, MONOIDS[monoid].cost)
                 self.used[s.accumulator.name] = self.clock
-            case Rescale():
+            case ir.Rescale():
                 axes, cost = self._open(s.accumulator.tiles) | self._of([s.factor]), 1.0
-            case Contract():
+            case ir.Contract():
                 return self._contract(s, times)
             case _:
                 return 0.0
         return self._operate(axes, cost, times)
 
-    def _contract(self, s: Contract, times: float) -> float:
+    def _contract(self, s: ir.Contract, times: float) -> float:
         left, right = (self._of([side]) for side in (s.left, s.right))
         self._define(s.var, (left | right) - set(s.summed))
         rows, columns = (self._lanes(side - set(s.summed)) for side in (left, right))
@@ -214,19 +191,19 @@ class _Program:
             self.shared_bytes += self._lanes(right) * s.operands.bytes
         return 0.0
 
-    def _as_it_is(self, side: Operand, s: Contract) -> bool:
+    def _as_it_is(self, side: ir.Operand, s: ir.Contract) -> bool:
         """Whether a matrix goes from memory to the matrix unit by hardware; bytes do along the sum only."""
-        offset = self.copied.get(side.name) if isinstance(side, Var) else None
+        offset = self.copied.get(side.name) if isinstance(side, ir.Var) else None
         if offset is None or s.operands.bytes > 1:
             return offset is not None
         return any(offset.coefficient(a) is Poly.ONE for a in s.summed)
 
-    def _define(self, var: Var, axes: frozenset[Axis]) -> None:
+    def _define(self, var: ir.Var, axes: frozenset[Axis]) -> None:
         self.axes[var.name] = axes
         words = max(1.0, var.dtype.bytes / 4) if var.dtype.is_float else var.dtype.bytes / 4
         self.made[var.name] = self.clock, words * max(1.0, self._lanes(axes) / self.threads)
 
-    def _keep(self, accumulator: Accumulator) -> None:
+    def _keep(self, accumulator: ir.Accumulator) -> None:
         words = sum(max(1.0, d.bytes / 4) for d in accumulator.dtypes)
         states = max(1.0, self._lanes(self._open(accumulator.tiles)) / self.threads)
         self.made[accumulator.name] = self.clock, words * states
@@ -250,15 +227,15 @@ class _Program:
         self.operations += times * cost * max(lanes, self.threads if axes else 32)
         return cost * self.rates.issue_us * max(1.0, lanes / self.threads)
 
-    def _fold(self, s: Fold | Finish, times: float) -> float:
-        if isinstance(s, Fold):
+    def _fold(self, s: ir.Fold | ir.Finish, times: float) -> float:
+        if isinstance(s, ir.Fold):
             axes, over, monoid = self._of(s.inputs), frozenset(s.over), s.monoid
         else:
             over, monoid = self._open(s.accumulator.folded), s.accumulator.monoid
             axes = self._open(s.accumulator.tiles)
         for v in s.parts:
             self._define(v, axes - over)
-        if isinstance(s, Finish):
+        if isinstance(s, ir.Finish):
             self.used[s.accumulator.name] = self.clock
         if not over:
             return 0.0
@@ -269,19 +246,19 @@ class _Program:
 
     # --- memory ---
 
-    def _load(self, s: LoadElement | LoadTile, times: float) -> None:
-        buffer = s.buffer if isinstance(s, LoadElement) else s.descriptor.buffer
+    def _load(self, s: ir.LoadElement | ir.LoadTile, times: float) -> None:
+        buffer = s.buffer if isinstance(s, ir.LoadElement) else s.descriptor.buffer
         axes = self._of([s.offset])
         self._define(s.var, axes)
-        if isinstance(s, LoadTile):
+        if isinstance(s, ir.LoadTile):
             self.copied[s.var.name] = s.offset
-        if (self.loops and self.stages > 1) or isinstance(s, LoadTile):
+        if (self.loops and self.stages > 1) or isinstance(s, ir.LoadTile):
             ahead = self.stages if self.loops else 1
             self.shared_bytes += self._lanes(axes) * buffer.dtype.bytes * ahead
         self._move(buffer, s.offset, axes, times)
 
-    def _store(self, s: StoreElement | StoreTile, times: float) -> None:
-        buffer = s.buffer if isinstance(s, StoreElement) else s.descriptor.buffer
+    def _store(self, s: ir.StoreElement | ir.StoreTile, times: float) -> None:
+        buffer = s.buffer if isinstance(s, ir.StoreElement) else s.descriptor.buffer
         self._move(buffer, s.offset, self._of([s.offset, s.value]), times)
 
     def _move(self, buffer: Buffer, offset: Poly, axes: frozenset[Axis], times: float) -> None:
@@ -329,11 +306,11 @@ class _Program:
 
     # --- sizes ---
 
-    def _of(self, operands: Iterable[Operand]) -> frozenset[Axis]:
+    def _of(self, operands: Iterable[ir.Operand]) -> frozenset[Axis]:
         """The open tile axes along which operands vary."""
         found: set[Axis] = set()
         for o in operands:
-            if isinstance(o, Var):
+            if isinstance(o, ir.Var):
                 self.used[o.name] = self.clock
                 found |= self.axes.get(o.name, frozenset())
             elif isinstance(o, Poly):
@@ -349,7 +326,7 @@ class _Program:
     def _lanes(self, axes: Iterable[Axis]) -> float:
         return math.prod((self.tiles[a][0] for a in axes), start=1.0)
 
-    def _valid(self, tile: Tile) -> float:
+    def _valid(self, tile: ir.Tile) -> float:
         """The part of a tile's lanes that counts, in the mean."""
         part = 1.0
         for limit in tile.limits:
@@ -378,11 +355,11 @@ class _Program:
         return poly.evaluate(known)
 
 
-def price(kernel: Kernel, target: Target) -> Time:
+def price(kernel: ir.Kernel, target: Target) -> Time:
     """The predicted time of one launch."""
     if not target.warp:
         return _wasted(kernel, target)
-    shares = [(s.grid, s.body) for s in kernel.body if isinstance(s, Share)]
+    shares = [(s.grid, s.body) for s in kernel.body if isinstance(s, ir.Share)]
     threads = max(1, kernel.warps) * target.warp
     times = []
     for grid, body in shares or [(kernel.grid, kernel.body)]:
@@ -392,7 +369,7 @@ def price(kernel: Kernel, target: Target) -> Time:
     return times[0] if len(times) == 1 else _side_by_side(times)
 
 
-def _time(kernel: Kernel, p: _Program, waits: float, target: Target) -> Time:
+def _time(kernel: ir.Kernel, p: _Program, waits: float, target: Target) -> Time:
     resident = _resident(kernel, p, target)
     places = target.processors * resident
     rounds = p.count / places
@@ -420,7 +397,7 @@ def _time(kernel: Kernel, p: _Program, waits: float, target: Target) -> Time:
     )
 
 
-def _resident(kernel: Kernel, p: _Program, target: Target) -> int:
+def _resident(kernel: ir.Kernel, p: _Program, target: Target) -> int:
     """Programs that one processor holds at once, as far as values say before the kernel is built."""
     registers = min(
         255.0,
@@ -462,7 +439,7 @@ def _side_by_side(times: list[Time]) -> Time:
     )
 
 
-def _wasted(kernel: Kernel, target: Target) -> Time:
+def _wasted(kernel: ir.Kernel, target: Target) -> Time:
     """What a program of threads moves of cache lines without using them: rows that lie across memory.
 
     Lines of one pass that a core's cache cannot hold until the next pass come from memory each time.

@@ -11,23 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..analysis.access import flat_offset
+from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, const
-from ..ir.kernel import (
-    Accumulator,
-    Finish,
-    Let,
-    LoadElement,
-    Local,
-    Loop,
-    Operand,
-    RandomWord,
-    ReadLocal,
-    Statement,
-    StoreElement,
-    Var,
-    When,
-)
 from ..ir.poly import Atom, Axis, Poly, Symbol, in_range, nonnegative, transform
 from ..ir.program import Buffer
 
@@ -38,10 +24,10 @@ _CHECKED = ("wrap_index", "check_index")
 class Scope:
     """One open block: its statements, the class axes it binds and the values computed in it."""
 
-    statements: list[Statement] = field(default_factory=list)
+    statements: list[ir.Statement] = field(default_factory=list)
     bindings: dict[Axis, Poly] = field(default_factory=dict)  # class axis -> position, for proofs
     physical: dict[Axis, Poly] = field(default_factory=dict)  # position axis -> loop axes, where they differ
-    values: dict[Expr, Operand] = field(default_factory=dict)
+    values: dict[Expr, ir.Operand] = field(default_factory=dict)
     parts: dict[Reduce, Finished] = field(default_factory=dict)
     kept: dict[Expr, Kept] = field(default_factory=dict)  # scratch that sweeps of this scope have filled
     rare: bool = False  # entered by few programs: what only it needs is computed inside
@@ -51,7 +37,7 @@ class Scope:
 class Finished:
     """A reduction's result. `lane`: which state is meant, in class axes; None: all lanes merge."""
 
-    accumulator: Accumulator
+    accumulator: ir.Accumulator
     lane: Poly | None = None
 
 
@@ -59,7 +45,7 @@ class Finished:
 class Kept:
     """A value kept in per-program scratch, and where."""
 
-    local: Local
+    local: ir.Local
     index: Poly  # in class axes
 
 
@@ -68,7 +54,7 @@ class Builder:
 
     def __init__(self, beside: Builder | None = None) -> None:
         self.scopes: list[Scope] = [Scope()]
-        self.locals: list[Local] = []
+        self.locals: list[ir.Local] = []
         self.raises = False
         self._names: dict[str, int] = {} if beside is None else beside._names
 
@@ -83,13 +69,13 @@ class Builder:
         self._names[stem] = number + 1
         return f"{stem}{number}"
 
-    def add(self, statement: Statement) -> None:
+    def add(self, statement: ir.Statement) -> None:
         self.here.statements.append(statement)
 
     @contextmanager
     def block(
         self,
-        close: Callable[[tuple[Statement, ...]], Statement],
+        close: Callable[[tuple[ir.Statement, ...]], ir.Statement],
         bindings: dict[Axis, Poly] | None = None,
         physical: dict[Axis, Poly] | None = None,
     ) -> Iterator[Scope]:
@@ -138,7 +124,7 @@ class Builder:
     def resolve(self, poly: Poly) -> Poly:
         return self.physical(self.position(poly))
 
-    def emit(self, root: Expr) -> Operand:
+    def emit(self, root: Expr) -> ir.Operand:
         """The operand holding a value, computing what is missing. Iterative: depth is no limit."""
         stack: list[tuple[Expr, bool]] = [(root, False)]
         depths: dict[Expr, int] = {}
@@ -169,7 +155,7 @@ class Builder:
                 return depth
         return None
 
-    def _find(self, e: Expr) -> Operand:
+    def _find(self, e: Expr) -> ir.Operand:
         for scope in reversed(self.scopes):
             if e in scope.values:
                 return scope.values[e]
@@ -213,10 +199,10 @@ class Builder:
         finally:
             self.scopes.extend(held)
 
-    def _compute(self, e: Expr) -> Operand:
+    def _compute(self, e: Expr) -> ir.Operand:
         if (kept := self.kept(e)) is not None:
-            var = Var(self.name("kept"), e.dtype)
-            self.add(ReadLocal(var, kept.local, self.resolve(kept.index)))
+            var = ir.Var(self.name("kept"), e.dtype)
+            self.add(ir.ReadLocal(var, kept.local, self.resolve(kept.index)))
             return var
         match e:
             case Const():
@@ -228,44 +214,44 @@ class Builder:
             case Pointwise():
                 return self._pointwise(e)
             case Random():
-                var = Var(self.name("word"), DType.U32)
-                self.add(RandomWord(var, self._find(e.seed), e.stream, self.resolve(e.index)))
+                var = ir.Var(self.name("word"), DType.U32)
+                self.add(ir.RandomWord(var, self._find(e.seed), e.stream, self.resolve(e.index)))
                 return var
             case Part():
                 return self._part(e)
         raise AssertionError(f"cannot compute {type(e).__name__}")
 
-    def _pointwise(self, e: Pointwise) -> Operand:
+    def _pointwise(self, e: Pointwise) -> ir.Operand:
         args = tuple(self._find(a) for a in e.args)
         if _may_raise(e):
             self.raises = True
-        var = Var(self.name(f"{e.op}_"), e.dtype)
-        self.add(Let(var, e.op, args))
+        var = ir.Var(self.name(f"{e.op}_"), e.dtype)
+        self.add(ir.Let(var, e.op, args))
         return var
 
-    def _part(self, e: Part) -> Operand:
+    def _part(self, e: Part) -> ir.Operand:
         assert isinstance(e.source, Reduce)
         _, finished = self._finished(e.source)
         accumulator = finished.accumulator
-        parts = tuple(Var(self.name(f"{accumulator.monoid}_"), d) for d in accumulator.dtypes)
+        parts = tuple(ir.Var(self.name(f"{accumulator.monoid}_"), d) for d in accumulator.dtypes)
         lane = self.resolve(finished.lane) if finished.lane is not None else None
-        self.add(Finish(accumulator, lane, parts))
+        self.add(ir.Finish(accumulator, lane, parts))
         for k, var in enumerate(parts):
             self.here.values[Part(e.source, k)] = var
         return parts[e.index]
 
-    def _load(self, e: Load) -> Operand:
+    def _load(self, e: Load) -> ir.Operand:
         index = tuple(self.position(p) for p in e.index)
         guard = self._guard(e.buffer, e.index, index)
         if isinstance(guard, Const) and not guard.value:
             return const(0, e.dtype)
-        var = Var(self.name("load"), e.dtype)
-        self.add(LoadElement(var, e.buffer, self.physical(flat_offset(e.buffer, index)), guard))
+        var = ir.Var(self.name("load"), e.dtype)
+        self.add(ir.LoadElement(var, e.buffer, self.physical(flat_offset(e.buffer, index)), guard))
         return var
 
-    def _guard(self, buffer: Buffer, original: tuple[Poly, ...], index: tuple[Poly, ...]) -> Operand | None:
+    def _guard(self, buffer: Buffer, original: tuple[Poly, ...], index: tuple[Poly, ...]) -> ir.Operand | None:
         """A condition under which an index that is not provably inside may be loaded."""
-        total: Operand | None = None
+        total: ir.Operand | None = None
         for source, p, size in zip(original, index, buffer.shape, strict=True):
             if in_range(p, size) or _is_checked(source, size):
                 continue
@@ -273,48 +259,48 @@ class Builder:
                 total = self.both(total, self.compare("lt", self.physical(left), self.physical(right)))
         return total
 
-    def compare(self, op: str, left: Operand, right: Operand, stem: str = "inside") -> Operand:
+    def compare(self, op: str, left: ir.Operand, right: ir.Operand, stem: str = "inside") -> ir.Operand:
         """A condition on two positions."""
-        var = Var(self.name(stem), DType.BOOL)
-        self.add(Let(var, op, (left, right)))
+        var = ir.Var(self.name(stem), DType.BOOL)
+        self.add(ir.Let(var, op, (left, right)))
         return var
 
-    def both(self, left: Operand | None, right: Operand, stem: str = "inside") -> Operand:
+    def both(self, left: ir.Operand | None, right: ir.Operand, stem: str = "inside") -> ir.Operand:
         """Two conditions at once, the first of which may be missing."""
         if left is None:
             return right
-        var = Var(self.name(stem), DType.BOOL)
-        self.add(Let(var, "bitand", (left, right)))
+        var = ir.Var(self.name(stem), DType.BOOL)
+        self.add(ir.Let(var, "bitand", (left, right)))
         return var
 
     def store(
         self,
         buffer: Buffer,
         index: tuple[Poly, ...],
-        operand: Operand,
+        operand: ir.Operand,
         region: tuple[tuple[Axis, Poly, Poly], ...] = (),
     ) -> None:
         """Store a value at an index given in class axes, inside its region."""
-        guard: Operand | None = None
+        guard: ir.Operand | None = None
         for axis, low, high in region:
             at = self.position(axis.poly())
             for left, right in ((low - 1, at), (at, high)):
                 if not nonnegative(right - left - 1):
                     guard = self.both(guard, self.compare("lt", self.physical(left), self.physical(right)))
         offset = flat_offset(buffer, tuple(self.position(p) for p in index))
-        self.add(StoreElement(buffer, self.physical(offset), operand, guard))
+        self.add(ir.StoreElement(buffer, self.physical(offset), operand, guard))
 
 
 def looped(
     axis: Axis, kind: str = "sweep", lanes: int = 1, lane: Axis | None = None, limit: Poly | None = None
-) -> Callable[[tuple[Statement, ...]], Statement]:
+) -> Callable[[tuple[ir.Statement, ...]], ir.Statement]:
     """Turns the statements of a block into a loop."""
-    return lambda body: Loop(axis, axis.extent, kind, body, lanes, lane, limit)
+    return lambda body: ir.Loop(axis, axis.extent, kind, body, lanes, lane, limit)
 
 
-def when(condition: Operand) -> Callable[[tuple[Statement, ...]], Statement]:
+def when(condition: ir.Operand) -> Callable[[tuple[ir.Statement, ...]], ir.Statement]:
     """Turns the statements of a block into one that runs where a condition holds."""
-    return lambda body: When(condition, body)
+    return lambda body: ir.When(condition, body)
 
 
 _RAISING = frozenset(("floordiv", "truncdiv", "remainder", "fmod"))
@@ -338,7 +324,7 @@ def _is_checked(poly: Poly, size: Poly) -> bool:
     return isinstance(limit, Const) and limit.value == size.constant
 
 
-def _as_poly(operand: Operand) -> Poly:
+def _as_poly(operand: ir.Operand) -> Poly:
     if isinstance(operand, Poly):
         return operand
     if isinstance(operand, Const):

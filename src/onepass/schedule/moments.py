@@ -8,68 +8,51 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir import kernel as ir
 from ..ir.dtypes import DType
-from ..ir.kernel import (
-    Accumulate,
-    Accumulator,
-    Finish,
-    FirstElement,
-    Let,
-    LoadElement,
-    Loop,
-    RandomWord,
-    ReadLocal,
-    Rescale,
-    Start,
-    Statement,
-    StoreElement,
-    WriteLocal,
-    rewritten,
-    walk,
-)
 from .reads import names, reads
 
-_SIMPLE = (Let, LoadElement, StoreElement, RandomWord, ReadLocal, WriteLocal, Accumulate)
+_SIMPLE = (ir.Let, ir.LoadElement, ir.StoreElement, ir.RandomWord, ir.ReadLocal, ir.WriteLocal, ir.Accumulate)
 
 
-def shift_moments(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def shift_moments(body: tuple[ir.Statement, ...]) -> tuple[ir.Statement, ...]:
     """The statements with every such state shifted that is entered in strips alone and whose lanes all merge."""
     shifted = _shifted(body)
     if not shifted:
         return body
 
-    def change(s: Statement) -> Statement:
-        if isinstance(s, Start | Accumulate | Finish | Rescale) and s.accumulator in shifted:
+    def change(s: ir.Statement) -> ir.Statement:
+        if isinstance(s, ir.Start | ir.Accumulate | ir.Finish | ir.Rescale) and s.accumulator in shifted:
             return replace(s, accumulator=replace(s.accumulator, shifted=True))
-        if isinstance(s, Loop) and s.kind == "strip":
-            entered = [x for x in s.body if isinstance(x, Accumulate) and x.accumulator.shifted]
+        if isinstance(s, ir.Loop) and s.kind == "strip":
+            entered = [x for x in s.body if isinstance(x, ir.Accumulate) and x.accumulator.shifted]
             return replace(s, origins=tuple(_first(s.body, x) for x in entered))
         return s
 
-    return rewritten(body, change)
+    return ir.rewritten(body, change)
 
 
-def _shifted(body: tuple[Statement, ...]) -> set[Accumulator]:
-    statements = walk(body)
-    started = (s.accumulator for s in statements if isinstance(s, Start))
+def _shifted(body: tuple[ir.Statement, ...]) -> set[ir.Accumulator]:
+    statements = ir.walk(body)
+    started = (s.accumulator for s in statements if isinstance(s, ir.Start))
     found = {a for a in started if a.monoid == "welford" and a.dtypes[0] is DType.F64}
     by_lane = {
         id(x)
         for s in statements
-        if isinstance(s, Loop) and s.kind == "strip" and all(isinstance(x, _SIMPLE) for x in s.body)
+        if isinstance(s, ir.Loop) and s.kind == "strip" and all(isinstance(x, _SIMPLE) for x in s.body)
         for x in s.body
-        if isinstance(x, Accumulate) and s.lane in x.lane.axes
+        if isinstance(x, ir.Accumulate) and s.lane in x.lane.axes
     }
-    entered_elsewhere = {s.accumulator for s in statements if isinstance(s, Accumulate) and id(s) not in by_lane}
-    finished_by_lane = {s.accumulator for s in statements if isinstance(s, Finish) and s.lane is not None}
+    entered_elsewhere = {s.accumulator for s in statements if isinstance(s, ir.Accumulate) and id(s) not in by_lane}
+    finished_by_lane = {s.accumulator for s in statements if isinstance(s, ir.Finish) and s.lane is not None}
     return found - entered_elsewhere - finished_by_lane
 
 
-def _first(body: tuple[Statement, ...], s: Accumulate) -> FirstElement:
+def _first(body: tuple[ir.Statement, ...], s: ir.Accumulate) -> ir.FirstElement:
     """The origin of the state that `s` enters, with those statements of a strip's body that it needs."""
-    needed, found = names(s.inputs), list[Statement]()
+    needed, found = names(s.inputs), list[ir.Statement]()
     for x in reversed(body):
-        if isinstance(x, Let | LoadElement | RandomWord | ReadLocal) and x.var.name in needed:
+        if isinstance(x, ir.Let | ir.LoadElement | ir.RandomWord | ir.ReadLocal) and x.var.name in needed:
             found.append(x)
             needed |= names(reads(x))
-    return FirstElement(s.accumulator, tuple(reversed(found)), s.inputs[0])
+    return ir.FirstElement(s.accumulator, tuple(reversed(found)), s.inputs[0])

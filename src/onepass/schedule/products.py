@@ -21,27 +21,9 @@ from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.passes import Pass, passes
 from ..analysis.rows import row_reductions
+from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Reduce, const, postorder, substitute_axes
-from ..ir.kernel import (
-    Accumulate,
-    Accumulator,
-    Contract,
-    Fold,
-    GridAxis,
-    Kernel,
-    Let,
-    LoadTile,
-    Local,
-    Loop,
-    Operand,
-    ReadLocal,
-    Rescale,
-    Start,
-    StoreTile,
-    Var,
-    WriteLocal,
-)
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, product
 from ..ir.program import Buffer, Origin
@@ -69,7 +51,7 @@ class _Running:
     """
 
     reduce: Reduce
-    accumulator: Accumulator
+    accumulator: ir.Accumulator
     inputs: tuple[Expr, ...]
     product: bool
     h: Expr | None
@@ -98,12 +80,12 @@ class ProductScheduler(MatrixTiles):
             cls: Axis(f"{cls.name}t", (cls.extent + lanes - 1) // lanes)
             for cls, lanes in ((self.c.rows, tiles.rows), (self.c.columns, tiles.columns))
         }
-        self.grid: list[GridAxis] = []
+        self.grid: list[ir.GridAxis] = []
         nest_stores = self.c.nest.stores
         self.wide = any(map(needs_wide, (*_read(nest_stores), *(s.buffer for s in nest_stores))))
         self.streams = False  # blocks that hardware copies are read once
 
-    def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
+    def build(self, name: str, origins: tuple[Origin, ...]) -> ir.Kernel:
         """The whole kernel."""
         self._open_program()
         self._reduce()
@@ -112,7 +94,7 @@ class ProductScheduler(MatrixTiles):
             self._store(s, self.here, result)
         body = tuple(self.builder.scopes[0].statements)
         stores = (*self.stores, *self.c.passing)
-        return Kernel(
+        return ir.Kernel(
             name=name,
             reads=_read(stores),
             writes=tuple(s.buffer for s in stores),
@@ -195,7 +177,7 @@ class ProductScheduler(MatrixTiles):
 
     def _grid_axis(self, extent: Poly) -> Axis:
         position = Axis(f"g{len(self.grid)}", extent)
-        self.grid.append(GridAxis(position, extent))
+        self.grid.append(ir.GridAxis(position, extent))
         return position
 
     def _grouped(self, down: Poly, across: Poly) -> tuple[Poly, Poly]:
@@ -215,7 +197,7 @@ class ProductScheduler(MatrixTiles):
         """A loop over a class, of which a step is open as rows, as columns or as both."""
         loop = Axis(self.builder.name(stem), (cls.extent + step - 1) // step)
         with self.builder.block(
-            lambda body: Loop(loop, loop.extent, "sweep", body, after=span.after, before=span.before)
+            lambda body: ir.Loop(loop, loop.extent, "sweep", body, after=span.after, before=span.before)
         ):
             for dim in dims:
                 self.open(cls, dim, step, loop * step)
@@ -272,7 +254,7 @@ class ProductScheduler(MatrixTiles):
         state = self._state(f"{reduce.monoid}_acc", reduce, (self.c.rows,))
         with self._loop("k", cls, self.depth, (COLUMN,)):
             values = tuple(self.builder.emit(v) for v in inputs)
-            self.builder.add(Accumulate(state, self.lane(cls, COLUMN).poly(), values))
+            self.builder.add(ir.Accumulate(state, self.lane(cls, COLUMN).poly(), values))
         self.builder.here.parts[reduce] = Finished(state)
 
     def _fold_tile(self, reduce: Reduce, values: tuple[Expr, ...]) -> None:
@@ -287,16 +269,16 @@ class ProductScheduler(MatrixTiles):
 
     def _fold(self, reduce: Reduce, values: Iterable[Expr], *over: Axis) -> None:
         inputs = tuple(self.builder.emit(v) for v in values)
-        parts = tuple(Var(self.builder.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
-        self.builder.add(Fold(reduce.monoid, inputs, over, parts))
+        parts = tuple(ir.Var(self.builder.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
+        self.builder.add(ir.Fold(reduce.monoid, inputs, over, parts))
         self.builder.here.values |= {Part(reduce, k): var for k, var in enumerate(parts)}
 
-    def _state(self, name: str, reduce: Reduce, classes: tuple[Axis, ...]) -> Accumulator:
+    def _state(self, name: str, reduce: Reduce, classes: tuple[Axis, ...]) -> ir.Accumulator:
         """A state for rows, or for rows and columns, from nothing."""
         axes = [self.axis(cls, dim) for dim, cls in enumerate(classes)]
         tiles = tuple(self.lanes[a] for a in axes if a in reduce.axes)
-        state = Accumulator(self.builder.name(name), reduce.monoid, reduce.part_dtypes, 1, tiles=tiles)
-        self.builder.add(Start(state))
+        state = ir.Accumulator(self.builder.name(name), reduce.monoid, reduce.part_dtypes, 1, tiles=tiles)
+        self.builder.add(ir.Start(state))
         return state
 
     # --- sweeps ---
@@ -338,7 +320,7 @@ class ProductScheduler(MatrixTiles):
         rows, swept = self.axis(self.c.rows, ROW), self.axis(self.c.swept, COLUMN)
         return find_ranges(counts, rows, swept, self.first_row, self.tiles.rows)
 
-    def _step(self, first: list[_Running], second: list[_Running], reference: Local | None, span: Span) -> None:
+    def _step(self, first: list[_Running], second: list[_Running], reference: ir.Local | None, span: Span) -> None:
         if self.chunk is not None:
             at = self.builder.resolve(self.chunk * self.steps)
             span = Span(span.holding, (*span.after, at), (*span.before, at + self.steps))
@@ -361,36 +343,36 @@ class ProductScheduler(MatrixTiles):
             self._inside([value])
             self._store(s, here, self.builder.emit(value))
 
-    def _reference(self, leader: _Running) -> Local:
+    def _reference(self, leader: _Running) -> ir.Local:
         dtype = leader.reduce.part_dtypes[0]
-        local = Local(self.builder.name("reference"), dtype, 1, leader.accumulator.tiles)
+        local = ir.Local(self.builder.name("reference"), dtype, 1, leader.accumulator.tiles)
         self.builder.locals.append(local)
-        self.builder.add(WriteLocal(local, Poly.ZERO, const(lowest(dtype), dtype)))
+        self.builder.add(ir.WriteLocal(local, Poly.ZERO, const(lowest(dtype), dtype)))
         return local
 
-    def _carry(self, leader: _Running, following: list[_Running], reference: Local) -> dict[Expr | None, Var]:
+    def _carry(self, leader: _Running, following: list[_Running], reference: ir.Local) -> dict[Expr | None, ir.Var]:
         """The factors, by h, that move sums so far to the maximum as it is now."""
         builder, top = self.builder, Part(leader.reduce, 0)
         builder.here.parts[leader.reduce] = Finished(leader.accumulator)
         new = builder.emit(top)
-        old = Var(builder.name("old"), reference.dtype)
-        builder.add(ReadLocal(old, reference, Poly.ZERO))
+        old = ir.Var(builder.name("old"), reference.dtype)
+        builder.add(ir.ReadLocal(old, reference, Poly.ZERO))
         scales = dict.fromkeys(r.h for r in following if r.h is not None)
-        moved: dict[Expr | None, Var] = {h: carry(builder, leader.reduce, h, new, old) for h in scales}
-        builder.add(WriteLocal(reference, Poly.ZERO, new))
+        moved: dict[Expr | None, ir.Var] = {h: carry(builder, leader.reduce, h, new, old) for h in scales}
+        builder.add(ir.WriteLocal(reference, Poly.ZERO, new))
         builder.here.values[top] = self._safe(new)
         return moved
 
-    def _safe(self, maximum: Operand) -> Var:
+    def _safe(self, maximum: ir.Operand) -> ir.Var:
         """A maximum to subtract: zero for rows without any term, so that -inf meets no -inf."""
-        assert isinstance(maximum, Var)
+        assert isinstance(maximum, ir.Var)
         builder, dtype = self.builder, maximum.dtype
-        none, safe = Var(builder.name("none"), DType.BOOL), Var(builder.name("safe"), dtype)
-        builder.add(Let(none, "eq", (maximum, const(lowest(dtype), dtype))))
-        builder.add(Let(safe, "where", (none, const(0.0, dtype), maximum)))
+        none, safe = ir.Var(builder.name("none"), DType.BOOL), ir.Var(builder.name("safe"), dtype)
+        builder.add(ir.Let(none, "eq", (maximum, const(lowest(dtype), dtype))))
+        builder.add(ir.Let(safe, "where", (none, const(0.0, dtype), maximum)))
         return safe
 
-    def _enter(self, running: _Running, holding: tuple[Poly, ...], moved: Var | None = None) -> None:
+    def _enter(self, running: _Running, holding: tuple[Poly, ...], moved: ir.Var | None = None) -> None:
         """One step of the sweep enters a state, where conditions hold; the state is `moved` before."""
         done = [r for scope in self.builder.scopes for r in scope.parts]
         assumed = [(v, assuming(v, holding, done)) for v in running.inputs]
@@ -398,12 +380,12 @@ class ProductScheduler(MatrixTiles):
         self._inside(inputs)
         values = tuple(self._matrix(v) if running.product else self.builder.emit(v) for v in inputs)
         if moved is not None and not self._is_one_step():
-            self.builder.add(Rescale(running.accumulator, moved, guarded=False))
+            self.builder.add(ir.Rescale(running.accumulator, moved, guarded=False))
         if running.product:
             self._contract(values, running.inputs[0].dtype, self.c.swept, running.accumulator)
         else:
             lane = self.lane(self.c.swept, COLUMN)
-            self.builder.add(Accumulate(running.accumulator, lane.poly(), values))
+            self.builder.add(ir.Accumulate(running.accumulator, lane.poly(), values))
 
     # --- products ---
 
@@ -441,21 +423,21 @@ class ProductScheduler(MatrixTiles):
             substitute_axes(right, {over: self.axis(cls, ROW).poly()}),
         )
 
-    def _multiplied(self, reduce: Reduce, cls: Axis, accumulator: Accumulator | None) -> Var:
+    def _multiplied(self, reduce: Reduce, cls: Axis, accumulator: ir.Accumulator | None) -> ir.Var:
         sides = self._sides(reduce)
         return self._contract(tuple(map(self._matrix, sides)), sides[0].dtype, cls, accumulator)
 
     def _contract(
-        self, matrices: tuple[Operand, ...], dtype: DType, over: Axis, accumulator: Accumulator | None
-    ) -> Var:
-        var = Var(self.builder.name("product"), DType.I32 if dtype.is_integer else DType.F32)
+        self, matrices: tuple[ir.Operand, ...], dtype: DType, over: Axis, accumulator: ir.Accumulator | None
+    ) -> ir.Var:
+        var = ir.Var(self.builder.name("product"), DType.I32 if dtype.is_integer else DType.F32)
         left, right = matrices
         precision = "tf32" if self.target.rounded_products else "ieee"
         summed = tuple(self.lane(over, dim) for dim in (COLUMN, ROW))
-        self.builder.add(Contract(var, left, right, dtype, precision, summed, accumulator))  # type: ignore[arg-type]
+        self.builder.add(ir.Contract(var, left, right, dtype, precision, summed, accumulator))  # type: ignore[arg-type]
         return var
 
-    def _matrix(self, value: Expr) -> Operand:
+    def _matrix(self, value: Expr) -> ir.Operand:
         """An operand of the matrix unit; one that comes from memory as it is, is copied by hardware.
 
         Not where rows are few, unless it is a stream: other loads run ahead and wait for no barrier of all threads.
@@ -466,7 +448,7 @@ class ProductScheduler(MatrixTiles):
             if found is not None:
                 # Rows are few where streams are: then nothing else is copied.
                 self.streams = self.target.gives_up_copies and self.tiles.rows <= FEW_ROWS
-                block = LoadTile(Var(self.builder.name("block"), value.dtype), *found)
+                block = ir.LoadTile(ir.Var(self.builder.name("block"), value.dtype), *found)
                 scope = self.builder.scopes[self.builder.depth(value)]  # the same for all steps: once
                 scope.statements.append(block)
                 scope.values[value] = block.var
@@ -487,13 +469,13 @@ class ProductScheduler(MatrixTiles):
         all_bytes = sum(map(storage_bytes, as_is))
         return not self.c.inner or all_bytes <= MOST_STREAMED * self.target.chip_cache_bytes
 
-    def _store(self, store: NestStore, here: dict[Axis, Poly], value: Operand) -> None:
+    def _store(self, store: NestStore, here: dict[Axis, Poly], value: ir.Operand) -> None:
         index = tuple(p.substitute(here) for p in store.index)
         block = self.block(store.buffer, index) if self.tiles.resident else None
         if block is None:
             self.builder.store(store.buffer, index, value)
         else:
-            self.builder.add(StoreTile(*block, value))
+            self.builder.add(ir.StoreTile(*block, value))
 
 
 def _read(stores: Iterable[NestStore]) -> tuple[Buffer, ...]:

@@ -7,23 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const
-from ..ir.kernel import (
-    Finish,
-    Fold,
-    Let,
-    LoadElement,
-    LoadTile,
-    Loop,
-    Operand,
-    RandomWord,
-    ReadLocal,
-    Share,
-    Statement,
-    Tile,
-    When,
-)
 from ..ir.poly import Poly, is_far
 from .reads import names, reads
 
@@ -31,7 +17,7 @@ _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _NONE: frozenset[str] = frozenset()
 
 
-def separate_sides(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def separate_sides(body: tuple[ir.Statement, ...]) -> tuple[ir.Statement, ...]:
     """The statements with every comparison of two positions arranged."""
     return _Walk().block(body, {}, ())
 
@@ -43,44 +29,46 @@ class _Walk:
         self.along: dict[str, frozenset[str]] = {}
 
     def block(
-        self, body: tuple[Statement, ...], dims: dict[str, int], counters: tuple[str, ...]
-    ) -> tuple[Statement, ...]:
+        self, body: tuple[ir.Statement, ...], dims: dict[str, int], counters: tuple[str, ...]
+    ) -> tuple[ir.Statement, ...]:
         """`dims`: the dimension of each open tile axis; `counters`: the axes of the open loops."""
-        dims, result = dict(dims), list[Statement]()
+        dims, result = dict(dims), list[ir.Statement]()
         for s in body:
             match s:
-                case Loop():
+                case ir.Loop():
                     s = replace(s, body=self.block(s.body, dims, (*counters, s.axis.name)))
-                case When() | Share():
+                case ir.When() | ir.Share():
                     s = replace(s, body=self.block(s.body, dims, counters))
-                case Tile():
+                case ir.Tile():
                     others = len(dims.keys() - {s.axis.name})
                     dims[s.axis.name] = others if s.dim is None else s.dim
                     self.along[s.axis.name] = frozenset((s.axis.name,))
-                case Let() if s.op in _COMPARISONS:
+                case ir.Let() if s.op in _COMPARISONS:
                     s = replace(s, args=self.sides(s.args, dims, counters))
             self.define(s)
             result.append(s)
         return tuple(result)
 
-    def define(self, s: Statement) -> None:
+    def define(self, s: ir.Statement) -> None:
         match s:
-            case Let() | LoadElement() | LoadTile() | RandomWord():
+            case ir.Let() | ir.LoadElement() | ir.LoadTile() | ir.RandomWord():
                 self.along[s.var.name] = self.axes(*reads(s))
-            case ReadLocal():
+            case ir.ReadLocal():
                 self.along[s.var.name] = frozenset(a.name for a in s.local.tiles)
-            case Fold():
+            case ir.Fold():
                 left = self.axes(*s.inputs) - {a.name for a in s.over}
                 self.along |= {v.name: left for v in s.parts}
-            case Finish():
+            case ir.Finish():
                 left = frozenset(a.name for a in s.accumulator.tiles if a not in s.accumulator.folded)
                 self.along |= {v.name: left for v in s.parts}
 
-    def axes(self, *operands: Operand) -> frozenset[str]:
+    def axes(self, *operands: ir.Operand) -> frozenset[str]:
         """The tile axes that operands together vary over."""
         return _NONE.union(*(self.along.get(name, _NONE) for name in names(operands)))
 
-    def sides(self, args: tuple[Operand, ...], dims: dict[str, int], counters: tuple[str, ...]) -> tuple[Operand, ...]:
+    def sides(
+        self, args: tuple[ir.Operand, ...], dims: dict[str, int], counters: tuple[str, ...]
+    ) -> tuple[ir.Operand, ...]:
         """Where a side varies along several tile axes, the last of them and the loops' counters go to the right."""
         places = [place for a in args if (place := _place(a)) is not None]
         if len(places) != 2 or all(len(self.axes(p)) < 2 for p in places):
@@ -93,7 +81,7 @@ class _Walk:
         return (moving - right, -right) if apart else args
 
 
-def _place(value: Operand) -> Poly | None:
+def _place(value: ir.Operand) -> Poly | None:
     """An operand as a position, if it is one."""
     match value:
         case Poly():

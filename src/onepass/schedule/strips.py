@@ -10,19 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..analysis.access import storage_bytes
+from ..ir import kernel as ir
 from ..ir.dtypes import DType
-from ..ir.kernel import (
-    FillRandom,
-    Let,
-    Local,
-    Loop,
-    RandomWord,
-    ReadLocal,
-    Statement,
-    StoreElement,
-    Var,
-    rewritten,
-)
 from ..ir.poly import Axis, Poly, Symbol
 from ..ir.target import Target
 from .builder import Builder
@@ -30,62 +19,64 @@ from .builder import Builder
 LANES = 64
 
 
-def in_strips(body: tuple[Statement, ...], builder: Builder, target: Target) -> tuple[Statement, ...]:
+def in_strips(body: tuple[ir.Statement, ...], builder: Builder, target: Target) -> tuple[ir.Statement, ...]:
     """The statements with every vector loop as a strip that draws consecutive words or stores large results."""
-    body = rewritten(body, lambda s: _drawn(s, builder) if isinstance(s, Loop) and s.kind != "sweep" else s)
-    return rewritten(body, lambda s: _staged(s, builder, target) if isinstance(s, Loop) and s.kind != "sweep" else s)
+    body = ir.rewritten(body, lambda s: _drawn(s, builder) if isinstance(s, ir.Loop) and s.kind != "sweep" else s)
+    return ir.rewritten(
+        body, lambda s: _staged(s, builder, target) if isinstance(s, ir.Loop) and s.kind != "sweep" else s
+    )
 
 
-def _drawn(loop: Loop, builder: Builder) -> Loop:
+def _drawn(loop: ir.Loop, builder: Builder) -> ir.Loop:
     """The loop with the random words of each tile made together."""
-    inside = {s.var.name for s in loop.body if isinstance(s, Let | RandomWord)}
-    draws = [s for s in loop.body if isinstance(s, RandomWord) and _consecutive(s, loop.axis, inside)]
+    inside = {s.var.name for s in loop.body if isinstance(s, ir.Let | ir.RandomWord)}
+    draws = [s for s in loop.body if isinstance(s, ir.RandomWord) and _consecutive(s, loop.axis, inside)]
     if not draws or (loop.extent.constant is not None and loop.extent.constant < LANES):
         return loop
     strip, lane = _strip(loop, builder)
     start = {loop.axis: Symbol(f"{loop.axis.name}_at").poly()}
-    prologue: list[Statement] = []
-    replaced: dict[str, Statement] = {}
+    prologue: list[ir.Statement] = []
+    replaced: dict[str, ir.Statement] = {}
     for draw in draws:
-        local = Local(builder.name("words"), DType.U32, strip.lanes)
+        local = ir.Local(builder.name("words"), DType.U32, strip.lanes)
         builder.locals.append(local)
-        prologue.append(FillRandom(local, draw.seed, draw.stream, draw.index.substitute(start)))
-        replaced[draw.var.name] = ReadLocal(draw.var, local, lane.poly())
-    body = tuple(replaced.get(s.var.name, s) if isinstance(s, RandomWord) else s for s in loop.body)
+        prologue.append(ir.FillRandom(local, draw.seed, draw.stream, draw.index.substitute(start)))
+        replaced[draw.var.name] = ir.ReadLocal(draw.var, local, lane.poly())
+    body = tuple(replaced.get(s.var.name, s) if isinstance(s, ir.RandomWord) else s for s in loop.body)
     return replace(strip, body=body, prologue=tuple(prologue))
 
 
-def _staged(loop: Loop, builder: Builder, target: Target) -> Loop:
+def _staged(loop: ir.Loop, builder: Builder, target: Target) -> ir.Loop:
     """The loop with its large contiguous results leaving tile by tile."""
-    stores = [s for s in loop.body if isinstance(s, StoreElement) and _streams(s, loop.axis, target)]
+    stores = [s for s in loop.body if isinstance(s, ir.StoreElement) and _streams(s, loop.axis, target)]
     short = loop.extent.constant is None or loop.extent.constant < LANES
     if not stores or short or (loop.kind == "strip" and loop.lanes < LANES // 2):
         return loop
     strip, _ = _strip(loop, builder)
-    replaced: dict[StoreElement, Statement] = {}
+    replaced: dict[ir.StoreElement, ir.Statement] = {}
     for s in stores:
         stored = DType.U8 if s.buffer.dtype is DType.BOOL else s.buffer.dtype  # as in memory
-        local = Local(builder.name("leaving"), stored, strip.lanes)
+        local = ir.Local(builder.name("leaving"), stored, strip.lanes)
         builder.locals.append(local)
         replaced[s] = replace(s, staged=local)
-    return replace(strip, body=tuple(replaced.get(s, s) if isinstance(s, StoreElement) else s for s in loop.body))
+    return replace(strip, body=tuple(replaced.get(s, s) if isinstance(s, ir.StoreElement) else s for s in loop.body))
 
 
-def _strip(loop: Loop, builder: Builder) -> tuple[Loop, Axis]:
+def _strip(loop: ir.Loop, builder: Builder) -> tuple[ir.Loop, Axis]:
     """A vector loop as a strip, and the position in its tile."""
     lanes = loop.lanes if loop.kind == "strip" else LANES
     lane = loop.lane or Axis(builder.name("lane"), Poly.of(lanes))
     return replace(loop, kind="strip", lanes=lanes, lane=lane), lane
 
 
-def _consecutive(draw: RandomWord, axis: Axis, inside: set[str]) -> bool:
+def _consecutive(draw: ir.RandomWord, axis: Axis, inside: set[str]) -> bool:
     """Whether a draw's index counts up by one along the loop, from a place that is known before it."""
     varying = {a.name for a in draw.index.atoms() if isinstance(a, Symbol)}
-    known = not (varying & inside) and not (isinstance(draw.seed, Var) and draw.seed.name in inside)
+    known = not (varying & inside) and not (isinstance(draw.seed, ir.Var) and draw.seed.name in inside)
     return known and draw.index.coefficient(axis) is Poly.ONE
 
 
-def _streams(store: StoreElement, axis: Axis, target: Target) -> bool:
+def _streams(store: ir.StoreElement, axis: Axis, target: Target) -> bool:
     """Whether a store is contiguous along the loop and its buffer so large that it would only fill the caches."""
     constant = all(size.constant is not None for size in store.buffer.shape)
     contiguous = store.offset.coefficient(axis) is Poly.ONE

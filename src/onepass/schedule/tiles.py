@@ -15,24 +15,9 @@ from dataclasses import replace
 
 from ..analysis.access import estimate, numel
 from ..analysis.nest import Nest
+from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder
-from ..ir.kernel import (
-    Accumulator,
-    Finish,
-    Fold,
-    Kernel,
-    Let,
-    Operand,
-    RandomWord,
-    Rescale,
-    Start,
-    Statement,
-    Tile,
-    Var,
-    rewritten,
-    walk,
-)
 from ..ir.poly import Axis, Poly, is_far, nonnegative
 from ..ir.program import Buffer
 from ..ir.target import Target
@@ -60,8 +45,10 @@ class Tiles(Leaf):
         self.striped = (self.lane,) if layout.lanes > 1 else ()
         self.held: dict[Axis, Axis] = {}  # held class -> its tile axis
         self.program_tiles: list[Axis] = []
-        self.states: dict[Reduce, list[Accumulator]] = {}  # of every piece, for each carried reduction
-        self.loaded: list[dict[Expr, Operand]] = [{} for _ in range(layout.pieces)]  # of every piece of the row at hand
+        self.states: dict[Reduce, list[ir.Accumulator]] = {}  # of every piece, for each carried reduction
+        self.loaded: list[dict[Expr, ir.Operand]] = [
+            {} for _ in range(layout.pieces)
+        ]  # of every piece of the row at hand
 
     # --- the program ---
 
@@ -74,14 +61,14 @@ class Tiles(Leaf):
         for axis in layout.held:
             self.held[axis] = self._open_tile(axis, Poly.ZERO)
         if layout.turns > 1:
-            self.builder.add(Tile(self.turn, layout.turns, ()))
+            self.builder.add(ir.Tile(self.turn, layout.turns, ()))
         then(items)
 
-    def completed(self, kernel: Kernel) -> Kernel:
+    def completed(self, kernel: ir.Kernel) -> ir.Kernel:
         axes = [*self.program_tiles, *self.held.values(), *self.striped]
         body = kernel.body
         if axes and (axes[-1].extent.constant or 0) >= 4:
-            body = rewritten(body, lambda s: _four_wide(s, axes[-1]))
+            body = ir.rewritten(body, lambda s: _four_wide(s, axes[-1]))
         wide = any(needs_wide(b) for b in kernel.parameters) or has_far_values(body)
         body = early_loads(mark_reuse(body, self.target))
         schedule = self.layout.schedule
@@ -102,7 +89,7 @@ class Tiles(Leaf):
         """`within`: limits besides the end of the class, which itself is one unless no tile crosses it (`whole`)."""
         lanes = tile.extent.constant
         assert lanes is not None
-        self.builder.add(Tile(tile, lanes, () if whole else (*within, axis.extent - start)))
+        self.builder.add(ir.Tile(tile, lanes, () if whole else (*within, axis.extent - start)))
         self.builder.here.bindings[axis] = axis.poly()
         self.builder.here.physical[axis] = start + tile
 
@@ -111,11 +98,11 @@ class Tiles(Leaf):
     def lanes(self, reduce: Reduce, swept: frozenset[Axis]) -> int:
         return self.layout.lanes if swept else 1
 
-    def accumulator(self, reduce: Reduce, lanes: int) -> Accumulator:
+    def accumulator(self, reduce: Reduce, lanes: int) -> ir.Accumulator:
         striped = self.striped if lanes > 1 else ()
         return self._states(reduce, lanes, (*self.program_tiles, *striped), striped)
 
-    def running_accumulator(self, reduce: Reduce, lanes: int) -> Accumulator:
+    def running_accumulator(self, reduce: Reduce, lanes: int) -> ir.Accumulator:
         """One state for the whole tile: carrying one to a new reference is cheaper than carrying every lane's.
 
         A step of several tiles has one for each lane: they part the cost, and no thread waits for another.
@@ -133,25 +120,25 @@ class Tiles(Leaf):
             striped = self.striped if item.reduce.monoid != "welford" else ()
             found = [self._states(item.reduce, self.layout.lanes, (*held, *striped), striped)]
         for accumulator in found:
-            self.builder.add(Start(accumulator))
+            self.builder.add(ir.Start(accumulator))
         return replace(item, accumulator=found[0])
 
     def _states(
         self, reduce: Reduce, lanes: int, tiles: tuple[Axis, ...], folded: tuple[Axis, ...] = ()
-    ) -> Accumulator:
+    ) -> ir.Accumulator:
         name = self.builder.name(f"{reduce.monoid}_acc")
-        return Accumulator(name, reduce.monoid, reduce.part_dtypes, lanes, tiles=tiles, folded=folded)
+        return ir.Accumulator(name, reduce.monoid, reduce.part_dtypes, lanes, tiles=tiles, folded=folded)
 
-    def fold(self, reduce: Reduce, values: tuple[Operand, ...]) -> None:
+    def fold(self, reduce: Reduce, values: tuple[ir.Operand, ...]) -> None:
         self._fold(reduce, values, tuple(self.held[self.nest.bound[a]] for a in reduce.over))
 
-    def _fold(self, reduce: Reduce, values: tuple[Operand, ...], over: tuple[Axis, ...]) -> tuple[Var, ...]:
+    def _fold(self, reduce: Reduce, values: tuple[ir.Operand, ...], over: tuple[Axis, ...]) -> tuple[ir.Var, ...]:
         """A reduction over open tiles, finished here."""
-        parts = tuple(Var(self.builder.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
-        self.builder.add(Fold(reduce.monoid, values, over, parts))
+        parts = tuple(ir.Var(self.builder.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
+        self.builder.add(ir.Fold(reduce.monoid, values, over, parts))
         for k, var in enumerate(parts):
             self.builder.here.values[Part(reduce, k)] = var
-        self.builder.here.parts[reduce] = Finished(Accumulator(parts[0].name, reduce.monoid, reduce.part_dtypes, 1))
+        self.builder.here.parts[reduce] = Finished(ir.Accumulator(parts[0].name, reduce.monoid, reduce.part_dtypes, 1))
         return parts
 
     # --- strips ---
@@ -226,19 +213,19 @@ class Tiles(Leaf):
         if self.layout.turns == 1:
             return
         assert leader.reduce is not None
-        self.builder.add(Tile(self.lane, self.layout.lanes, ()))
+        self.builder.add(ir.Tile(self.lane, self.layout.lanes, ()))
         own = self._lane_state(leader)
         (top,) = self._fold(leader.reduce, (own,), self.striped)
         for item, h in followers:
             assert item.reduce is not None and item.accumulator is not None
-            self.builder.add(Rescale(item.accumulator, carry(self.builder, leader.reduce, h, top, own)))
+            self.builder.add(ir.Rescale(item.accumulator, carry(self.builder, leader.reduce, h, top, own)))
             self._fold(item.reduce, (self._lane_state(item),), self.striped)
 
-    def _lane_state(self, item: Item) -> Var:
+    def _lane_state(self, item: Item) -> ir.Var:
         """The state of every lane."""
         assert item.accumulator is not None
-        own = Var(self.builder.name("own"), item.accumulator.dtypes[0])
-        self.builder.add(Finish(item.accumulator, Poly.ZERO, (own,)))
+        own = ir.Var(self.builder.name("own"), item.accumulator.dtypes[0])
+        self.builder.add(ir.Finish(item.accumulator, Poly.ZERO, (own,)))
         return own
 
     # --- rows in pieces ---
@@ -261,7 +248,7 @@ class Tiles(Leaf):
         found = self.states.get(item.reduce) if item.reduce is not None else None
         return replace(item, accumulator=found[k]) if found is not None else item
 
-    def _reopen(self, loaded: dict[Expr, Operand], items: list[Item]) -> None:
+    def _reopen(self, loaded: dict[Expr, ir.Operand], items: list[Item]) -> None:
         """Later sweeps find the loads of the first. bfloat16 is widened by its bits then: a compiler that knew the
         number from before would keep it, wide, instead."""
         values = self.builder.here.values
@@ -270,8 +257,8 @@ class Tiles(Leaf):
             if not isinstance(e, Pointwise) or e.op not in ("cast", "widen") or e.args[0] not in loaded:
                 continue
             if e.dtype is DType.F32 and e.args[0].dtype is DType.BF16:
-                wide = Var(self.builder.name("again"), DType.F32)
-                self.builder.add(Let(wide, "reopen", (loaded[e.args[0]],)))
+                wide = ir.Var(self.builder.name("again"), DType.F32)
+                self.builder.add(ir.Let(wide, "reopen", (loaded[e.args[0]],)))
                 values[e] = wide
 
 
@@ -287,14 +274,14 @@ def needs_wide(buffer: Buffer) -> bool:
     return max(last, numel(buffer.shape)) >= NARROW_ELEMENTS
 
 
-def has_far_values(body: tuple[Statement, ...]) -> bool:
+def has_far_values(body: tuple[ir.Statement, ...]) -> bool:
     """Whether positions are computed with that need more than 32 bits."""
-    operands = (a for s in walk(body) if isinstance(s, Let) for a in s.args)
+    operands = (a for s in ir.walk(body) if isinstance(s, ir.Let) for a in s.args)
     return any(isinstance(a, Poly) and is_far(a) for a in operands)
 
 
-def _four_wide(s: Statement, last: Axis) -> Statement:
+def _four_wide(s: ir.Statement, last: Axis) -> ir.Statement:
     """A draw that runs along the last tile axis from a multiple of four makes four words a call."""
-    if not isinstance(s, RandomWord) or s.index.coefficient(last) is not Poly.ONE:
+    if not isinstance(s, ir.RandomWord) or s.index.coefficient(last) is not Poly.ONE:
         return s
     return s if ((s.index - last) % 4).terms else replace(s, along=last)
