@@ -56,7 +56,12 @@ def _flush_buffer() -> Tensor:
 
 
 def clock(calls: Calls, rounds: int, flushed: bool = False) -> Seconds:
-    """Median seconds by the host's clock; `flushed`: on a GPU, until it is idle again, its L2 cache flushed before."""
+    """Median seconds by the host's clock, see `clocked`."""
+    return {name: statistics.median(values) for name, values in clocked(calls, rounds, flushed).items()}
+
+
+def clocked(calls: Calls, rounds: int, flushed: bool = False) -> dict[str, list[float]]:
+    """Seconds of every round; `flushed`: on a GPU, until it is idle again, its L2 cache flushed before."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     flush = _flush_buffer() if flushed else None
     for number, name, call in _turns(calls, rounds):
@@ -71,7 +76,7 @@ def clock(calls: Calls, rounds: int, flushed: bool = False) -> Seconds:
         del output
         if number >= 0:
             found[name].append(elapsed)
-    return {name: statistics.median(values) for name, values in found.items()}
+    return found
 
 
 def _events(calls: Calls, rounds: int, host_seconds: float = 0.0, alone: bool = False) -> Seconds:

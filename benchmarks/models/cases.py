@@ -16,17 +16,19 @@ SYSTEMS = ("eager", "inductor", "inductor-max", "xla", "onepass")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`build(size)` gives the module and its arguments."""
+    """`build(size)` gives the module and its arguments; it imports the library that it `needs`."""
 
     name: str
     build: Callable[[str], Built]
+    needs: str = "transformers"
     images: bool = False  # a network of convolutions, which a memory format concerns
 
 
 LLAMA = Model("Llama", library.llama)
 BERT = Model("BERT", library.bert)
 VIT = Model("ViT", library.vit)
-RESNET = Model("ResNet", library.resnet, images=True)
+RESNET = Model("ResNet", library.resnet, "timm", images=True)
+RESNETS = {"large": "ResNet-50", "launch-bound": "ResNet-50", "small": "ResNet-18", "tiny": "ResNet-18"}
 MODELS = (
     LLAMA,
     Model("GPT-2", library.gpt2),
@@ -36,10 +38,10 @@ MODELS = (
     Model("Mixtral", library.mixtral),
     Model("Mamba", library.mamba),
     RESNET,
-    Model("ConvNeXt", library.convnext, images=True),
-    Model("EfficientNet", library.efficientnet, images=True),
-    Model("U-Net", library.unet, images=True),
-    Model("Recommender", library.recommender),
+    Model("ConvNeXt", library.convnext, "timm", images=True),
+    Model("EfficientNet", library.efficientnet, "timm", images=True),
+    Model("U-Net", library.unet, "", images=True),
+    Model("Recommender", library.recommender, ""),
 )
 
 
@@ -55,9 +57,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        name = self.model.name
-        if self.model.name in TITLES:
-            name = TITLES[self.model.name].get(self.size, name)
+        name = RESNETS[self.size] if self.model == RESNET else self.model.name
         layout = ", channels-last" if self.channels_last else ""
         dtype = {torch.bfloat16: "bf16", torch.float32: "float32"}[self.dtype]
         return f"{name}, {self.size}{layout}, {dtype}"
@@ -73,9 +73,6 @@ class Row:
     @property
     def name(self) -> str:
         return f"{self.case.name}, {self.mode}"
-
-
-TITLES = {"ResNet": {"large": "ResNet-50", "launch-bound": "ResNet-50", "small": "ResNet-18", "tiny": "ResNet-18"}}
 
 
 def _gpu_cases() -> list[Case]:

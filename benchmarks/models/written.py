@@ -1,4 +1,4 @@
-"""Models that no library here has: a diffusion U-Net and a recommendation model. Each returns its loss, then its result."""
+"""Models written for the benchmark: a diffusion U-Net, a recommendation model. Each gives its loss, then its result."""
 
 from __future__ import annotations
 
