@@ -91,7 +91,7 @@ class Measuring:
         subject = self.subject
         eager = subject.runner(mode, "eager").values()
         gradients = {name: value for name, value in eager.items() if name.startswith("gradient")}
-        exact = subject.reference(mode, gradients)
+        exact = self._reference(row, mode, gradients)
         if mode != STEP:
             self.records = []
         calls: timing.Calls = {}
@@ -106,6 +106,15 @@ class Measuring:
             except Exception as error:
                 row["problems"][system] = first_line(error)
         return calls
+
+    def _reference(self, row: dict[str, Any], mode: str, gradients: Values) -> Values:
+        """In float64; where memory or an operator does not allow it, in float32."""
+        row["reference"] = "float64"
+        try:
+            return self.subject.reference(mode, gradients)
+        except (RuntimeError, NotImplementedError):
+            row["reference"] = "float32"
+        return self.subject.reference(mode, gradients, torch.float32)
 
     def _first(
         self, row: dict[str, Any], mode: str, system: str, gradients: Values, eager: Values, exact: Values

@@ -15,7 +15,7 @@ _TOP = 8  # kernels listed per row
 
 def markdown(result: dict[str, Any]) -> str:
     """The whole report of one run."""
-    title = f"# Whole models on {'two or more CPU cores' if result['device'] == 'cpu' else 'a GPU'}"
+    title = f"# Whole models on {'the CPU' if result['device'] == 'cpu' else 'a GPU'}"
     parts = [facts_lines(result), _method(result)]
     parts += [_speed(result, mode) for mode in MODES]
     parts += [_problems(result), _compile(result), _memory(result), _prices(result), _by_time(result)]

@@ -126,12 +126,12 @@ class Subject:
 
     # --- what is right ---
 
-    def reference(self, mode: str, eager_gradients: Values | None = None) -> Values:
-        """The same in float64, by eager."""
+    def reference(self, mode: str, eager_gradients: Values | None = None, dtype: torch.dtype = torch.float64) -> Values:
+        """The same in a wide type, by eager."""
         wide = Subject.__new__(Subject)
         wide.case, wide.device, wide._compiled = self.case, self.device, {}
-        wide.model = copy.deepcopy(self.model).double()
-        wide.batch = {key: wide._placed(value, torch.float64) for key, value in self.batch.items()}
+        wide.model = copy.deepcopy(self.model).to(dtype)
+        wide.batch = {key: wide._placed(value, dtype) for key, value in self.batch.items()}
         return wide.runner(mode, "eager", eager_gradients).values()
 
     def problem(self, ours: Values, eager: Values, exact: Values) -> str:
