@@ -45,7 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--systems", help=for_help)
     parser.add_argument("--quick", action="store_true", help="small sizes, 3 rounds: does it work, not how fast")
     parser.add_argument(
-        "--rounds", type=int, help="timed rounds; 9 on the CPU, 30 on a GPU, contractions 12, models 25 and 15"
+        "--rounds", type=int, help="timed rounds; 9 on the CPU, 30 on a GPU, contractions 12, models 100 and 15"
     )
     parser.add_argument("--no-compile-time", action="store_true", help="skip the fresh-process measurements")
     parser.add_argument("--sweep", action="store_true", help="60 odd shapes beside Inductor instead of the workloads")
@@ -54,6 +54,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shard", default="", help="models: part K of N of the cases, as K/N")
     parser.add_argument("--minutes", type=float, default=0, help="models: start no case that would end later")
+    parser.add_argument("--note", default="", help="models: a sentence for the report, of the machine's state, say")
     parser.add_argument("--out", type=Path, help="folder for the results; a partial run writes none without it")
     arguments = parser.parse_args()
     chosen = SETS[arguments.set]
@@ -130,6 +131,7 @@ def run_models(arguments: argparse.Namespace) -> dict[str, Any]:
         "rounds": arguments.rounds or (QUICK_ROUNDS if quick else SETS[name].rounds[device]),
         "scale": QUICK_SCALE if quick else 1.0,
         "systems": arguments.systems,
+        "note": arguments.note,
     }
     kept = _kept(arguments, result, arguments.systems)
     chosen = part_of(select(device, arguments.only, name, quick), arguments.shard)

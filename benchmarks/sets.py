@@ -172,7 +172,7 @@ SETS = {
         {"cpu": CONTRACTIONS, "cuda": CONTRACTIONS}, ("eager", "inductor", *LIBRARIES, "onepass"),
         ("eager", "inductor", "inductor-max", *LIBRARIES, "onepass"), {"cpu": 3, "cuda": 12}, processes=False,
     ),
-    MODELS: Set(cases.ROWS, cases.SYSTEMS, cases.SYSTEMS, {"cpu": 25, "cuda": 15}, processes=True),
+    MODELS: Set(cases.ROWS, cases.SYSTEMS, cases.SYSTEMS, {"cpu": 100, "cuda": 15}, processes=True),
 }  # fmt: skip
 
 

@@ -77,6 +77,7 @@ class Measuring:
         self.subject.set_mode(mode)
         calls = self._ready(row, mode)
         device = self.subject.device
+        row["load"] = os.getloadavg()[0]  # above 1 or 2, other programs take part of the cores
         found = timing.clocked(calls, self.rounds, flushed=device == "cuda")
         row["wall_seconds"] = {system: statistics.median(seconds) for system, seconds in found.items()}
         row["best_seconds"] = {system: min(seconds) for system, seconds in found.items()}

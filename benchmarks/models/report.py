@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..report import facts_lines, geometric_mean, summary_text, table
+from ..report import facts_lines, summary_text, table
 from .cases import MODES
 
 OTHERS = ("inductor", "inductor-max", "eager", "xla")
@@ -38,8 +38,14 @@ def _method(result: dict[str, Any]) -> list[str]:
     if result["device"] == "cuda":
         how += " In brackets the time that at least one kernel ran, by the profiler (median of 3 calls)."
     else:
-        how += " Ratio of best: of the quickest rounds, which other work on the machine disturbs least."
-    lines = [how]
+        how += (
+            " Ratio of best: of the quickest rounds, which other work on the machine disturbs least. Load: programs "
+            "that wanted a core in the minute before, this one included; where it is above the number of cores, the "
+            "times are those of a shared machine."
+        )
+    if narrow := [name for name, row in result["rows"].items() if row.get("reference") == "float32"]:
+        how += f" In float32, for want of memory or operators: {'; '.join(narrow)}."
+    lines = [how, *(["", result["note"]] if result.get("note") else [])]
     if result["absent"]:
         lines += ["", "Not measured: " + "; ".join(f"{name} ({why})" for name, why in result["absent"].items()) + "."]
     if result["left"]:
@@ -63,8 +69,9 @@ def _speed(result: dict[str, Any], mode: str) -> list[str]:
         cells = [_time(row, system) for system in systems]
         for other in others:
             cells += [_shown(_ratio(row, other, key)) for key in kinds.values()]
-        body.append([name, *cells])
+        body.append([name, *cells, *([] if device else [_shown(row.get("load"))])])
     head = ["model", *(f"{s} ms" for s in systems), *(f"over {o}, {kind}" for o in others for kind in kinds)]
+    head += [] if device else ["load"]
     lines = [f"## {mode.capitalize()}", "", *table(head, body)]
     for other in others:
         for kind, key in kinds.items():
@@ -128,10 +135,9 @@ def _compile(result: dict[str, Any]) -> list[str]:
         "", *table(["row", *(f"{label} s" for label in labels), "added"], body),
     ]  # fmt: skip
     if ours:
-        mean = geometric_mean(max(ours[n], 1e-3) / theirs[n] for n in ours)
         worst = max(ours, key=lambda n: ours[n] / theirs[n])
         lines += ["", f"Added in the sum: onepass {sum(ours.values()):.1f} s, Inductor {sum(theirs.values()):.1f} s, "
-                  f"ratio **{sum(ours.values()) / sum(theirs.values()):.2f}**, geometric mean {mean:.2f}, "
+                  f"ratio **{sum(ours.values()) / sum(theirs.values()):.2f}**, "
                   f"highest {ours[worst] / theirs[worst]:.2f} ({worst})."]  # fmt: skip
     if warm:
         worst = max(warm, key=lambda n: warm[n])

@@ -104,6 +104,7 @@ def measured(problem: str = "") -> dict[str, Any]:
         **row,
         "wall_seconds": systems,
         "best_seconds": systems,
+        "load": 1.5,
         "problems": {"onepass": problem} if problem else {},
     }
 
@@ -170,7 +171,7 @@ def test_the_report_has_ratios_problems_and_first_calls() -> None:
         {"facts": facts, "device": "cpu", "rounds": 3, "systems": ["eager", "inductor", "onepass"], "rows": rows,
          "absent": {"ViT": "timm is not installed"}, "left": ["T5"]}
     )  # fmt: skip
-    assert "| Llama, tiny, float32 | 30.00 | 20.00 | 10.00 | 2.00 | 2.00 | 3.00 | 3.00 |" in text
+    assert "| Llama, tiny, float32 | 30.00 | 20.00 | 10.00 | 2.00 | 2.00 | 3.00 | 3.00 | 1.50 |" in text
     assert "10.00 WRONG" in text and "**BERT, tiny, float32, inference, onepass: error 1**" in text
     assert "geometric mean **2.00** over 2 models" in text and "ratio **0.50**" in text and "+0.50 s" in text
     assert "timm is not installed" in text and "Left for the next run: 1 rows" in text
