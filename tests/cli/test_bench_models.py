@@ -27,8 +27,8 @@ FACTS = {"facts": {"date": "today"}, "device": "cpu"}
 
 def subject_of(name: str, mode: str) -> Subject:
     case = TINY[name]
-    if case.model.needs:
-        pytest.importorskip(case.model.needs)
+    if library := run.absent_library(Row(case, mode)):
+        pytest.skip(f"{library} is not installed")
     subject = Subject(case, "cpu")
     subject.set_mode(mode)
     return subject
