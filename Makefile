@@ -29,6 +29,7 @@ help:
 	@echo "make opdb     every sample of torch's operator database (resumes where it stopped)"
 	@echo "make bench    speed beside eager, Inductor, XLA and hand-written kernels, on the GPU if there is one"
 	@echo "              SET=contractions: attention and matmuls beside SDPA, flex_attention and cuBLAS, on a GPU"
+	@echo "              SET=models: Llama, BERT, ResNet and others, whole (ONLY=words; RESUME=file, MINUTES=9: in parts)"
 	@echo "make prices   every kernel's predicted time beside the measured one, on a GPU (RESUME=file)"
 	@echo "make calibrate  the numbers that prices are made of, fitted to kernels measured on this GPU (TARGET=$(TARGET))"
 
@@ -100,8 +101,16 @@ fuzz: $(STAMP)
 opdb: $(STAMP)
 	$(BIN)/python -m tests.opdb --workers $(WORKERS)
 
-bench: $(STAMP)
-	$(BIN)/python -m benchmarks --set $(SET)
+# Libraries of models, for SET=models alone. timm without its requirements: they would bring torchvision.
+MODELS := $(VENV)/.models
+$(MODELS): $(STAMP)
+	$(BIN)/python -m pip install --quiet "transformers>=5.17" pyyaml huggingface_hub safetensors
+	$(BIN)/python -m pip install --quiet --no-deps "timm>=1.0.20"
+	touch $@
+
+bench: $(STAMP) $(if $(filter models,$(SET)),$(MODELS))
+	$(BIN)/python -m benchmarks --set $(SET) $(if $(filter-out *,$(ONLY)),--only "$(ONLY)") \
+	  $(if $(RESUME),--resume $(RESUME)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # From the source folder with the machine's own torch and triton, as `make gpu`.
 prices:

@@ -3,7 +3,7 @@
 One process on one device measures all systems in interleaved rounds and checks every value; the floor of a
 workload is its fewest bytes and FLOPs at the copy bandwidth and matmul rate of the same run. Compile times
 come from fresh processes with empty, then filled, caches. `--set contractions` measures attention, matmuls with
-neighbours and a transformer block instead, beside SDPA, flex_attention and cuBLAS.
+neighbours and a transformer block instead, beside SDPA, flex_attention and cuBLAS; `--set models` whole models.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from . import timing
 from .compile_time import compile_times
 from .kept import Kept
 from .measure import forget, measure
+from .models.report import markdown as models_markdown
+from .models.run import Settings, part_of, run_rows
 from .plots import floor_plot, roofline_plot
 from .report import markdown
-from .sets import MEMORY, SETS, select
+from .sets import MEMORY, MODELS, SETS, select
 from .sweep import run_sweep
 from .systems import TORCH_SYSTEMS, facts, missing, result_name, same_environment
 
@@ -42,12 +44,17 @@ def _arguments() -> argparse.Namespace:
     for_help = "; ".join(f"{name}: of {', '.join(s.available)}" for name, s in SETS.items())
     parser.add_argument("--systems", help=for_help)
     parser.add_argument("--quick", action="store_true", help="small sizes, 3 rounds: does it work, not how fast")
-    parser.add_argument("--rounds", type=int, help="timed rounds; 9 on the CPU, 30 on a GPU, contractions 12")
+    parser.add_argument(
+        "--rounds", type=int, help="timed rounds; 9 on the CPU, 30 on a GPU, contractions 12, models 100 and 15"
+    )
     parser.add_argument("--no-compile-time", action="store_true", help="skip the fresh-process measurements")
     parser.add_argument("--sweep", action="store_true", help="60 odd shapes beside Inductor instead of the workloads")
     parser.add_argument(
         "--resume", type=Path, help="file that keeps every row as it is measured; rows in it are not repeated"
     )
+    parser.add_argument("--shard", default="", help="models: part K of N of the cases, as K/N")
+    parser.add_argument("--minutes", type=float, default=0, help="models: start no case that would end later")
+    parser.add_argument("--note", default="", help="models: a sentence for the report, of the machine's state, say")
     parser.add_argument("--out", type=Path, help="folder for the results; a partial run writes none without it")
     arguments = parser.parse_args()
     chosen = SETS[arguments.set]
@@ -114,6 +121,26 @@ def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def run_models(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Whole models by every system that is here: those asked for now, and those kept in the same file before."""
+    device, quick, name = arguments.device, arguments.quick, arguments.set
+    result: dict[str, Any] = {
+        "facts": facts(device),
+        "device": device,
+        "set": name,
+        "rounds": arguments.rounds or (QUICK_ROUNDS if quick else SETS[name].rounds[device]),
+        "scale": QUICK_SCALE if quick else 1.0,
+        "systems": arguments.systems,
+        "note": arguments.note,
+    }
+    kept = _kept(arguments, result, arguments.systems)
+    chosen = part_of(select(device, arguments.only, name, quick), arguments.shard)
+    settings = Settings(device, arguments.systems, result["rounds"], not arguments.no_compile_time)
+    found = run_rows(chosen, settings, kept, arguments.minutes, _say)
+    everything = [row.name for row in select(device, "", name, quick)]
+    return result | found | {"rows": {row: kept.rows[row] for row in everything if row in kept.rows}}
+
+
 def run_compile_times(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     """Add every system's compile times, in fresh processes."""
     result["compile"] = {}
@@ -153,6 +180,11 @@ def main() -> int:
         result, text = run_sweep(result, _kept(arguments, result, ["sweep"]), arguments.only, arguments.quick, _say)
         files = {f"{name}-sweep.json": json.dumps(result, indent=1), f"{name}-sweep.md": text}
         part, rows = arguments.quick or arguments.only, result["cases"]
+    elif arguments.set == MODELS:
+        result = run_models(arguments)
+        text, rows = models_markdown(result), result["rows"]
+        files = {f"{name}-models.json": json.dumps(result, indent=1), f"{name}-models.md": text}
+        part = arguments.quick or len(rows) < len(SETS[MODELS].workloads[arguments.device])
     else:
         chosen = SETS[arguments.set]
         name += "" if arguments.set == MEMORY else f"-{arguments.set}"

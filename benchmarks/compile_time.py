@@ -31,14 +31,21 @@ def compile_times(system: str, device: str, only: str, scale: float) -> dict[str
 
 
 def _child(system: str, device: str, only: str, scale: float, environment: dict[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.compile_time", system, f"--device={device}"]
-    command += [f"--scale={scale}", f"--only={only}"]
+    arguments = [system, f"--device={device}", f"--scale={scale}", f"--only={only}"]
+    return in_fresh_process("benchmarks.compile_time", arguments, environment, _LIMIT_SECONDS)
+
+
+def in_fresh_process(
+    module: str, arguments: list[str], environment: dict[str, str], limit_seconds: float
+) -> dict[str, Any]:
+    """The JSON that `python -m module` prints last, or its problem."""
+    command = [sys.executable, "-m", module, *arguments]
     try:
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_seconds)
     except subprocess.TimeoutExpired:
-        return {"problem": f"not finished after {_LIMIT_SECONDS} s"}
+        return {"problem": f"not finished after {limit_seconds:.0f} s"}
     if result.returncode:
-        return {"problem": (result.stderr.strip().splitlines() or ["no output"])[-1]}
+        return {"problem": (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]}
     loaded: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return loaded
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from . import functions as f
 from .contractions import CONTRACTIONS
+from .models import cases
 from .systems import LIBRARIES, SYSTEMS
 from .workloads import Arguments, Workload
 
@@ -141,6 +143,13 @@ GPU: tuple[Workload, ...] = (
 )  # fmt: skip
 
 
+class Named(Protocol):
+    """A workload, or a row of the models."""
+
+    @property
+    def name(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Set:
     """Workloads per device; the systems measured unless others are asked for, and those that can be asked for.
@@ -148,14 +157,14 @@ class Set:
     `processes`: host time per call and compile times of fresh processes are measured too.
     """
 
-    workloads: dict[str, tuple[Workload, ...]]
+    workloads: Mapping[str, tuple[Named, ...]]
     systems: tuple[str, ...]
     available: tuple[str, ...]
     rounds: dict[str, int]
     processes: bool
 
 
-MEMORY = "memory"
+MEMORY, MODELS = "memory", "models"
 SETS = {
     MEMORY: Set({"cpu": CPU, "cuda": GPU}, SYSTEMS, SYSTEMS, {"cpu": 9, "cuda": 30}, processes=True),
     # on the CPU only in quick runs; autotuning takes minutes
@@ -163,12 +172,14 @@ SETS = {
         {"cpu": CONTRACTIONS, "cuda": CONTRACTIONS}, ("eager", "inductor", *LIBRARIES, "onepass"),
         ("eager", "inductor", "inductor-max", *LIBRARIES, "onepass"), {"cpu": 3, "cuda": 12}, processes=False,
     ),
+    MODELS: Set(cases.ROWS, cases.SYSTEMS, cases.SYSTEMS, {"cpu": 100, "cuda": 15}, processes=True),
 }  # fmt: skip
 
 
-def select(device: str, only: str, name: str = MEMORY) -> list[Workload]:
+def select(device: str, only: str, name: str = MEMORY, quick: bool = False) -> list[Any]:
     """Workloads whose name contains one of the semicolon-separated words; all if there are none."""
-    words, there = [word.strip().lower() for word in only.split(";") if word.strip()], SETS[name].workloads[device]
+    there = cases.TINY_ROWS if quick and name == MODELS else SETS[name].workloads[device]
+    words = [word.strip().lower() for word in only.split(";") if word.strip()]
     chosen = [w for w in there if not words or any(word in w.name.lower() for word in words)]
     if not chosen:
         raise SystemExit(f"no workload matches {only!r}; there are: {'; '.join(w.name for w in there)}")

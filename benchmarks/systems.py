@@ -109,12 +109,12 @@ def _xla_runner(prepared: Prepared) -> Runner:
     from . import jax_functions
 
     workload, function = prepared.workload, getattr(jax_functions, prepared.workload.jax)
-    arguments = [_to_jax(a) for a in prepared.arguments]
+    arguments = [to_jax(a) for a in prepared.arguments]
     if workload.random:
         arguments.insert(0, jax.random.key(0))
     if workload.train:
         wanted = [n for n, a in enumerate(prepared.arguments) if is_float(a)]
-        arguments.append(_to_jax(prepared.gradient))
+        arguments.append(to_jax(prepared.gradient))
         function = _with_backward(function, wanted)
     jitted = jax.jit(function)
 
@@ -147,7 +147,7 @@ def _with_backward(function: Callable[..., Any], wanted: list[int]) -> Callable[
     return both
 
 
-def _to_jax(value: Any) -> Any:
+def to_jax(value: Any) -> Any:
     import jax
 
     tensor = value.detach()

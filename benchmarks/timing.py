@@ -9,6 +9,7 @@ Systems take turns and the order rotates, so that drift falls on all alike.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -31,9 +32,9 @@ def times(calls: Calls, rounds: int, device: str) -> dict[str, Seconds]:
     """Median seconds of each call; on CUDA also the wall time until the device is idle again, and the device time
     where the device may wait for the host."""
     if device == "cpu":
-        return {"seconds": _clock(calls, rounds), "wall_seconds": {}, "waiting_seconds": {}}
+        return {"seconds": clock(calls, rounds), "wall_seconds": {}, "waiting_seconds": {}}
     by_events = {name: call for name, call in calls.items() if name != "xla"}
-    wall = _clock(calls, max(3, rounds // 3), flushed=True)
+    wall = clock(calls, max(3, rounds // 3), flushed=True)
     seconds = _events(by_events, rounds, max(wall.values(), default=0.0))
     waiting = _events(by_events, rounds, alone=True)
     if "xla" in calls:
@@ -54,7 +55,13 @@ def _flush_buffer() -> Tensor:
     return torch.empty(_FLUSHED_BYTES // 4, dtype=torch.int32, device="cuda")
 
 
-def _clock(calls: Calls, rounds: int, flushed: bool = False) -> Seconds:
+def clock(calls: Calls, rounds: int, flushed: bool = False) -> Seconds:
+    """Median seconds by the host's clock, see `clocked`."""
+    return {name: statistics.median(values) for name, values in clocked(calls, rounds, flushed).items()}
+
+
+def clocked(calls: Calls, rounds: int, flushed: bool = False) -> dict[str, list[float]]:
+    """Seconds of every round; `flushed`: on a GPU, until it is idle again, its L2 cache flushed before."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     flush = _flush_buffer() if flushed else None
     for number, name, call in _turns(calls, rounds):
@@ -69,7 +76,7 @@ def _clock(calls: Calls, rounds: int, flushed: bool = False) -> Seconds:
         del output
         if number >= 0:
             found[name].append(elapsed)
-    return {name: statistics.median(values) for name, values in found.items()}
+    return found
 
 
 def _events(calls: Calls, rounds: int, host_seconds: float = 0.0, alone: bool = False) -> Seconds:
@@ -125,6 +132,15 @@ def launches(spans: list[Span]) -> int:
 def span_seconds(spans: list[Span]) -> float:
     """From the first kernel's start to the last one's end."""
     return 1e-6 * (max(end for _, _, end in spans) - min(start for _, start, _ in spans))
+
+
+def busy_seconds(spans: list[Span]) -> float:
+    """How long at least one kernel ran; the device's waiting for the host is not counted."""
+    busy, until = 0.0, -math.inf
+    for _, start, end in sorted(spans, key=lambda span: span[1]):
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return 1e-6 * busy
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:

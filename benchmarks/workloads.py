@@ -134,12 +134,18 @@ def check_values(
     if prepared.workload.sample is not None:
         return _check_sample(prepared.workload.sample, ours, eager, reference)
     for number, (got, expected, exact) in enumerate(zip(ours, eager, reference, strict=True)):
-        scale = exact.abs().max().item()
-        tolerance = TOLERANCE.get(got.dtype, 1e-5) * max(scale, 1e-30)
-        error, allowed = _error(got, exact), 2 * _error(expected, exact) + tolerance
-        if not error <= allowed:
-            return f"output {number}: error {error:.3g}, allowed {allowed:.3g}"
+        if problem := value_problem(got, expected, exact, TOLERANCE.get(got.dtype, 1e-5)):
+            return f"output {number}: {problem}"
     return ""
+
+
+def value_problem(got: Tensor, expected: Tensor, exact: Tensor, tolerance: float, least_scale: float = 1e-30) -> str:
+    """Empty if right, else what is wrong. The tolerance is a part of the largest value, or of `least_scale`."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f"{got.dtype} {tuple(got.shape)}, eager {expected.dtype} {tuple(expected.shape)}"
+    scale = max(exact.abs().max().item(), least_scale)
+    error, allowed = _error(got, exact), 2 * _error(expected, exact) + tolerance * scale
+    return "" if error <= allowed else f"error {error:.3g}, allowed {allowed:.3g}"
 
 
 def _layout(value: Tensor) -> list[int]:

@@ -1,0 +1,1 @@
+"""Whole models beside eager, Inductor and XLA: `python -m benchmarks --set models`."""
