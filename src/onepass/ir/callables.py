@@ -52,6 +52,16 @@ def attention(
     return result
 
 
+def operators(names: str) -> tuple[Any, ...]:
+    """Torch's operators of a list of names: "neg" is aten.neg.default, "any.dim/dims" two overloads of aten.any."""
+    found: list[Any] = []
+    for name in names.split():
+        *namespace, operation, overloads = name.split(".") if "." in name else (name, "default")
+        packet = getattr(getattr(torch.ops, *namespace or ["aten"]), operation)
+        found += [getattr(packet, overload) for overload in overloads.split("/")]
+    return tuple(found)
+
+
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, Callable[..., Any]]:
     listed = {

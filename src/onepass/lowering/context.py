@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from ..ir.dtypes import DType, from_torch
-from ..ir.expr import Const, Expr, Index, Load, Reduce, pointwise, postorder, rewrite
+from ..ir.expr import Const, Expr, Index, Load, Reduce, literal, pointwise, postorder, rewrite
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define, HostValue, Origin, Statement, View, contiguous_strides
 from .float8 import decode, encode
-from .promotion import literal
 from .registry import Unsupported
 from .symbols import Sizes
 from .torch_private import FakeTensor
@@ -51,14 +50,15 @@ class Context:
 
     # reading
 
-    def read(self, operand: Operand, dtype: DType, *, exact: bool = False, shape: Sequence[Poly] | None = None) -> Expr:
-        """The operand at the axes of `shape` (the result's), converted for computing in `dtype`.
+    def read(self, operand: Operand, dtype: DType | None = None, *, exact: bool = False) -> Expr:
+        """The operand at the axes of the result, converted for computing in `dtype` (the result's).
 
-        The result has type `dtype.compute`. `exact` keeps the rounding to `dtype`, as the operands
+        The value has type `dtype.compute`. `exact` keeps the rounding to `dtype`, as the operands
         of discontinuous operations need.
         """
+        dtype = self.out.dtype if dtype is None else dtype
         if isinstance(operand, Ref):
-            value = operand.aligned(self.out.shape if shape is None else shape)
+            value = operand.aligned(self.out.shape)
         elif isinstance(operand, Poly):
             value = self.size(operand, DType.I64)
         elif isinstance(operand, HostNumber):
@@ -95,10 +95,11 @@ class Context:
             return pointwise("narrow", value, dtype=dtype)
         return pointwise("cast", value, dtype=dtype)
 
-    def stored(self, operand: Operand, dtype: DType, shape: Sequence[Poly] | None = None) -> Expr:
-        """The operand at the axes of `shape`, as a value of type `dtype` itself: for moving data."""
+    def stored(self, operand: Operand, dtype: DType | None = None) -> Expr:
+        """The operand at the axes of the result, as a value of type `dtype` (the result's) itself: for moving data."""
+        dtype = self.out.dtype if dtype is None else dtype
         if isinstance(operand, Ref):
-            return self.convert(operand.aligned(self.out.shape if shape is None else shape), dtype)
+            return self.convert(operand.aligned(self.out.shape), dtype)
         if isinstance(operand, Poly):
             return self.size(operand, dtype)
         if isinstance(operand, HostNumber):

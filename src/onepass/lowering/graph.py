@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..ir.callables import graph_constant
+from ..ir.expr import Expr, literal
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
@@ -26,7 +27,6 @@ from .contractions import CONTRACTIONS
 from .float8 import MOVES
 from .origins import origin_of
 from .overwrites import change_own, find_overwrites, held, read_by
-from .promotion import literal
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
 from .registry import RULES, Unsupported
@@ -209,7 +209,14 @@ class _Lowering:
         if not all(map(self.is_here, devices)):
             raise Unsupported(f"not on the {self.device} device that this graph's kernels run on")
         positional, named = normalise(node.target, args, kwargs)
-        return rule(self.ctx, *positional, **named)
+        found = rule(self.ctx, *positional, **named)
+        if isinstance(found, tuple):
+            return tuple(self.defined(f, meta) for f, meta in zip(found, self.ctx.outs, strict=True))
+        return self.defined(found, self.ctx.out)
+
+    def defined(self, found: Expr | Ref, meta: TensorMeta) -> Ref:
+        """What a rule returns: the value of a new buffer, or a view of a known one."""
+        return found if isinstance(found, Ref) else self.ctx.define(found, meta)
 
     def size_result(self, node: Node) -> Any:
         """Arithmetic on sizes needs no code: its value is its expression."""
@@ -323,7 +330,7 @@ class _Lowering:
         if meta.dtype.is_packed and not isinstance(source, Ref):
             return self.extern(node, "float8 is only moved and converted by kernels")
         if not isinstance(source, Ref):
-            source = self.ctx.define(self.ctx.stored(source, meta.dtype, meta.shape), meta)
+            source = self.ctx.define(self.ctx.stored(source, meta.dtype), meta)
         elif source.device != meta.device and source.ndim:
             return self.extern(node, "a copy between devices")
         elif not self.is_own(source, meta):

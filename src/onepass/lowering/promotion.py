@@ -1,20 +1,13 @@
-"""Type promotion, as aten does it: tensors with dimensions, then 0-d tensors, then Python numbers.
-
-Also literals: a Python number as the value a dtype holds.
-"""
+"""Type promotion, as aten does it: tensors with dimensions, then 0-d tensors, then Python numbers."""
 
 from __future__ import annotations
 
-import ctypes
-import math
-import struct
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..ir.dtypes import DType, from_torch
-from ..ir.expr import Const, const
 from ..ir.poly import Poly
 from .values import HostNumber, Ref
 
@@ -56,21 +49,3 @@ def _rank(operand: Any) -> tuple[int, torch.dtype]:
 
 def _category(dtype: torch.dtype) -> int:
     return 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
-
-
-def literal(value: float | int | bool, dtype: DType) -> Const:
-    """The number as `dtype` holds it (rounded, wrapped)."""
-    if dtype in (DType.F32, DType.BF16):
-        value = ctypes.c_float(float(value)).value
-    if dtype is DType.BF16 and math.isfinite(value):
-        (bits,) = struct.unpack("<I", struct.pack("<f", value))
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        (value,) = struct.unpack("<f", struct.pack("<I", bits))
-    elif dtype is DType.F16:
-        try:
-            (value,) = struct.unpack("<e", struct.pack("<e", value))
-        except OverflowError:
-            value = math.copysign(math.inf, value)
-    elif dtype.is_integer and isinstance(value, float):
-        value = int(value)
-    return const(value, dtype)
