@@ -17,7 +17,7 @@ from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
 from ..ir.program import Buffer, Define, Extern, Program, Update, View, leaves
-from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from ..ir.record import CompileRecord, ExternRecord, KernelRecord
 from ..ir.source import KernelSource
 from ..ir.target import Target
 from ..planner.cost import predict_us
@@ -43,10 +43,7 @@ def measure(
     for step in plan.steps:
         if isinstance(step, Extern):
             record.externs.append(_extern_record(step))
-    record.decisions = [
-        DecisionRecord(d.producer, d.consumer, d.kind, d.accepted, d.reason, d.saved_us, d.bytes_saved)
-        for d in plan.decisions
-    ]
+    record.decisions = list(plan.decisions)
     in_externs = sum(e.bytes_moved for e in record.externs)
     copied = sum(2 * storage_bytes(target_) for target_, _ in plan.copies)
     record.bytes_moved = sum(k.bytes_read + k.bytes_written for k in record.kernels) + in_externs + copied

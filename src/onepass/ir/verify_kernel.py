@@ -9,28 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from ..errors import VerifyError
+from . import kernel as k
 from .expr import Load, postorder
-from .kernel import (
-    Accumulate,
-    Bind,
-    Contract,
-    Finish,
-    Fold,
-    Kernel,
-    LoadElement,
-    LoadTile,
-    Loop,
-    Operand,
-    Rescale,
-    Share,
-    Start,
-    Statement,
-    StoreElement,
-    StoreTile,
-    Tile,
-    Var,
-    When,
-)
+from .kernel import Kernel, Operand, Statement, Var
 from .plan import FusionPlan, Group
 from .poly import Division, Poly
 from .program import Buffer, Extern, Program, Update, View, leaves
@@ -107,43 +88,43 @@ def _operands(s: Statement) -> Iterator[Operand]:
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, Poly | Var):
                 yield item
-    if isinstance(s, Contract | Fold):
-        yield from (axis.poly() for axis in (s.summed if isinstance(s, Contract) else s.over))
+    if isinstance(s, k.Contract | k.Fold):
+        yield from (axis.poly() for axis in (s.summed if isinstance(s, k.Contract) else s.over))
 
 
 def _defined(s: Statement) -> tuple[Var, ...]:
-    if isinstance(s, Finish | Fold):
+    if isinstance(s, k.Finish | k.Fold):
         return s.parts
     variable: Var | None = getattr(s, "var", None)
-    into_state = isinstance(s, Contract) and s.accumulator is not None
+    into_state = isinstance(s, k.Contract) and s.accumulator is not None
     return () if variable is None or into_state else (variable,)
 
 
 def _verify_statement(kernel: Kernel, s: Statement, scope: _Scope) -> None:
     match s:
-        case LoadElement():
+        case k.LoadElement():
             _parameter(kernel, s.buffer, kernel.reads)
-        case LoadTile():
+        case k.LoadTile():
             _parameter(kernel, s.descriptor.buffer, kernel.reads)
-        case StoreTile():
+        case k.StoreTile():
             _parameter(kernel, s.descriptor.buffer, kernel.writes)
-        case StoreElement():
+        case k.StoreElement():
             _parameter(kernel, s.buffer, kernel.writes)
-        case Start():
+        case k.Start():
             scope.accumulators.add(s.accumulator.name)
-        case Accumulate() | Finish() | Rescale() | Contract() if s.accumulator is not None:
+        case k.Accumulate() | k.Finish() | k.Rescale() | k.Contract() if s.accumulator is not None:
             _started(kernel, s.accumulator.name, scope)
-        case Tile() | Bind():
+        case k.Tile() | k.Bind():
             scope.names.add(s.axis.name)
-        case When():
+        case k.When():
             _verify_block(kernel, s.body, scope)
-        case Loop():
+        case k.Loop():
             _verify_loop(kernel, s, scope)
-        case Share():
+        case k.Share():
             _verify_share(kernel, s, scope)
 
 
-def _verify_loop(kernel: Kernel, s: Loop, scope: _Scope) -> None:
+def _verify_loop(kernel: Kernel, s: k.Loop, scope: _Scope) -> None:
     axes = {s.axis.name} | ({s.lane.name} if s.lane is not None else set())
     if axes & scope.names:
         raise VerifyError(f"{kernel.name}: loop axis {s.axis.name} hides another")
@@ -155,7 +136,7 @@ def _verify_loop(kernel: Kernel, s: Loop, scope: _Scope) -> None:
     _verify_block(kernel, s.body, inside)
 
 
-def _verify_share(kernel: Kernel, s: Share, scope: _Scope) -> None:
+def _verify_share(kernel: Kernel, s: k.Share, scope: _Scope) -> None:
     _use_poly(kernel, s.end, scope, s)
     inside = {g.axis.name for g in s.grid}
     if len(inside) != len(s.grid) or inside & scope.names:

@@ -29,7 +29,7 @@ from .origins import origin_of
 from .overwrites import change_own, find_overwrites, held, read_by
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
-from .registry import RULES, Unsupported
+from .registry import RULES, Unsupported, supported
 from .strides import eager_strides
 from .torch_private import OpOverload, folded_value, storage_key
 from .values import HostNumber, Ref, TensorMeta, axes_of, whole
@@ -107,33 +107,23 @@ class _Lowering:
         buffer = self.ctx.new_buffer(meta, name)
         self.inputs.append(buffer)
         for dim, size in enumerate(buffer.shape):
-            symbols = size.symbols()
-            if len(symbols) == 1 and size is (symbol := symbols.pop()).poly():
+            if isinstance(symbol := size.single, Symbol):
                 self.sources.setdefault(symbol, (buffer, dim))
         self.given[node] = whole(buffer)
         return self.given[node]
 
     def known_meta(self, value: Any) -> TensorMeta | None:
         """What FX says of a tensor that kernels handle; None for everything else."""
-        try:
-            return self.ctx.meta(value) if isinstance(value, torch.Tensor) else None
-        except Unsupported:
-            return None
+        return supported(self.ctx.meta, value) if isinstance(value, torch.Tensor) else None
 
     def integer_input(self, value: torch.SymInt, name: str) -> Any:
-        try:
-            poly = self.ctx.sizes.poly(value)
-        except Unsupported:
+        if (poly := supported(self.ctx.sizes.poly, value)) is None:
             return self.host_input(name)
-        symbols = poly.symbols()
-        if len(symbols) == 1 and poly is (symbol := symbols.pop()).poly():
-            self.inputs.append(symbol)
-            return poly
-        # A product of sizes, say, given as one number: a symbol of its own.
-        whole_size = Symbol(name, 0, value.node.hint)
-        self.ctx.sizes.inputs[value.node.expr] = whole_size
-        self.inputs.append(whole_size)
-        return whole_size.poly()
+        if not isinstance(symbol := poly.single, Symbol):
+            # A product of sizes, say, given as one number: a symbol of its own.
+            symbol = self.ctx.sizes.inputs[value.node.expr] = Symbol(name, 0, value.node.hint)
+        self.inputs.append(symbol)
+        return symbol.poly()
 
     def host_input(self, name: str) -> HostValue:
         host = self.ctx.new_host_value(name)
@@ -153,7 +143,7 @@ class _Lowering:
                 return self.ctx.define(folded, meta)
         constant = self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
         if folded is not None:  # kernels know the number; calls on the other device have the tensor
-            self.ctx.mark_constant(constant.buffer, folded)
+            self.ctx.constants[constant.buffer] = folded
         return constant
 
     def is_here(self, device: str) -> bool:
@@ -222,22 +212,15 @@ class _Lowering:
         """Arithmetic on sizes needs no code: its value is its expression."""
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
-            try:
-                return self.ctx.sizes.poly(value)
-            except Unsupported:
-                return None
+            return supported(self.ctx.sizes.poly, value)
         return value if isinstance(value, int | float) else None
 
     def float_result(self, node: Node) -> Any:
         """A float made of sizes: a value for kernels, computed by the host where a call needs it."""
         host = self.extern(node, why_library(node.target))
         value = node.meta.get("val")
-        if isinstance(value, torch.SymFloat):
-            try:
-                return HostNumber(self.ctx.sizes.number(value), host)
-            except Unsupported:
-                pass
-        return host
+        number = supported(self.ctx.sizes.number, value) if isinstance(value, torch.SymFloat) else None
+        return host if number is None else HostNumber(number, host)
 
     # externs
 
@@ -245,23 +228,23 @@ class _Lowering:
         """Run the node as eager would; tensors it reads become views with FX's strides."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.argument)
         result = self.extern_call(node, node.target, tuple(args), dict(kwargs), why)
-        if node.target is aten.lift_fresh_copy.default and isinstance(result, Ref):
-            self.ctx.copy_constant(self.values[node.args[0]], result.buffer)
+        source = self.values[node.args[0]] if node.target is aten.lift_fresh_copy.default else None
+        if isinstance(source, Ref) and isinstance(result, Ref) and source.buffer in self.ctx.constants:
+            self.ctx.constants[result.buffer] = self.ctx.constants[source.buffer]  # a copy has its number
         return result
 
     def extern_call(self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
         value = node.meta.get("val", args[0] if target is graph_constant else None)
         ordered = is_ordered(target) or node.is_impure()
-        if (meta := self.known_meta(value)) is not None:
-            buffer = self.ctx.new_buffer(meta)
-            contraction = self.contraction(node, buffer)
-            self.ctx.statements.append(Extern(buffer, target, args, kwargs, self.ctx.origin, why, ordered, contraction))
-            if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
-                self.ctx.mark_fresh(buffer)
-            return whole(buffer)
-        host = self.ctx.new_host_value()
-        self.ctx.statements.append(Extern(host, target, args, kwargs, self.ctx.origin, why, ordered))
-        return host
+        meta = self.known_meta(value)
+        result = self.ctx.new_host_value() if meta is None else self.ctx.new_buffer(meta)
+        contraction = self.contraction(node, result) if isinstance(result, Buffer) else None
+        self.ctx.statements.append(Extern(result, target, args, kwargs, self.ctx.origin, why, ordered, contraction))
+        if isinstance(result, HostValue):
+            return result
+        if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
+            self.ctx.fresh.add(result)
+        return whole(result)
 
     def contraction(self, node: Node, buffer: Buffer) -> Define | None:
         """The same result as a sum of products, where the operation is one and kernels may compute it."""
@@ -345,7 +328,7 @@ class _Lowering:
 
     def is_own(self, source: Ref, meta: TensorMeta) -> bool:
         """Whether `source` is all of a buffer this program defines, ready to be stored as it is."""
-        own = self.ctx.is_fresh(source.buffer) and source.is_whole
+        own = source.buffer in self.ctx.fresh and source.is_whole
         return own and source.shape == meta.shape and source.dtype is meta.dtype
 
     def output(self, node: Node) -> tuple[Any, ...]:

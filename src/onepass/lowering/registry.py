@@ -17,11 +17,20 @@ from ..ir.callables import operators
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
+T = TypeVar("T")
 RULES: dict[object, Rule] = {}
 
 
 class Unsupported(Exception):
     """An operation cannot become a kernel; the message says why."""
+
+
+def supported(function: Callable[[Any], T], argument: Any) -> T | None:
+    """The result of a function; None where it says `Unsupported`."""
+    try:
+        return function(argument)
+    except Unsupported:
+        return None
 
 
 def lowers(names: str, table: dict[object, Rule] = RULES) -> Callable[[R], R]:
