@@ -188,14 +188,10 @@ class _Evaluator:
                 return (x.sum(dims, keepdim=True, dtype=dtype),)
             case "max" | "min":
                 return (getattr(x, f"a{monoid}")(dims, keepdim=True),)
-            case "any" | "all":
+            case "any" | "all" | "prod":
                 for dim in dims:
                     x = getattr(x, monoid)(dim, keepdim=True)
-                return (x,)
-            case "prod":
-                for dim in dims:
-                    x = x.prod(dim, keepdim=True, dtype=dtype)
-                return (x,)
+                return (x.to(dtype),)
             case "argmax" | "argmin":
                 return _extreme(monoid, x, inputs[1], dims)
             case "welford":

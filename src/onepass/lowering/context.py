@@ -30,9 +30,9 @@ Operand = Ref | Scalar
 class Context:
     """State of one graph's lowering. `origin` and `outs` belong to the node being lowered."""
 
-    def __init__(self, precision: str) -> None:
-        self.precision = precision
-        self.wide_statistics = True
+    def __init__(self, precision: str, wide_statistics: bool) -> None:
+        assert precision in ("fused", "eager"), precision
+        self.precision, self.wide_statistics = precision, wide_statistics
         self.sizes = Sizes()
         self.statements: list[Statement] = []
         self.origin = Origin("", "")

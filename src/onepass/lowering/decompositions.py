@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..ir.callables import operators
-from .foreach import foreach_decompositions
 from .random_decompositions import RANDOM
 from .registry import RULES
 from .strides import layout_decompositions
-from .torch_private import core_aten_decompositions, every_decomposition, suggest_memory_format
+from .torch_private import (
+    OpOverload,
+    call_general,
+    core_aten_decompositions,
+    every_decomposition,
+    suggest_memory_format,
+)
 
 Table = dict[Any, Callable[..., Any]]
 
@@ -89,4 +94,35 @@ def decomposition_table() -> Table:
     table |= {op: _floating_only(table[op]) for op in _FLOATING_ONLY if op in table}
     exponentials = zip(operators("logaddexp logaddexp2"), (torch.exp, torch.exp2), (math.e, 2), strict=True)
     table |= {op: _log_of_sum(exp, 1 / math.log(base), table[op]) for op, exp, base in exponentials if op in table}
-    return table | layout_decompositions() | RANDOM | foreach_decompositions()
+    return table | layout_decompositions() | RANDOM | _foreach()
+
+
+# Lists of tensors, what a compiled optimiser step is made of, are taken apart so that the updates of all parameters can
+# share kernels. Torch's own general implementation is a loop over the tensors; tracing it is the decomposition.
+_FOREACH = (
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
+    "round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div pow clamp_min clamp_max maximum minimum "
+    "addcmul addcdiv lerp norm max clone"
+)
+_READS_DATA = operators("_foreach_addcmul.Tensor _foreach_addcdiv.Tensor")
+
+
+def _foreach() -> Table:
+    """The decompositions of those overloads of `_foreach_*` that this torch has."""
+    table: Table = {op: functools.partial(call_general, op) for op in _foreach_overloads()}
+    # Torch's loops over these two change a clone.
+    copy, zero = operators("_foreach_copy _foreach_zero")
+    return table | {copy: _copy_each, zero: lambda tensors: [torch.zeros_like(x) for x in tensors]}
+
+
+def _foreach_overloads() -> Iterator[OpOverload]:
+    for name in _FOREACH.split():
+        packet = getattr(torch.ops.aten, f"_foreach_{name}", None)
+        for overload in () if packet is None else packet.overloads():
+            op = getattr(packet, overload)
+            if not op._schema.is_mutable and op not in _READS_DATA:
+                yield op
+
+
+def _copy_each(xs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False) -> Any:
+    return [torch.ops.aten.copy(x, y) for x, y in zip(xs, sources, strict=True)]

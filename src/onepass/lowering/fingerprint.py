@@ -152,9 +152,8 @@ class _Text:
         """What FX knows of a result."""
         if isinstance(value, torch.Tensor):
             kind = "" if isinstance(value, FakeTensor) or type(value) is torch.Tensor else type(value).__qualname__
-            if value.layout is not torch.strided:
-                return f"{kind}{value.dtype}@{value.device}{value.layout}{self._tree(value.shape)}"
-            return f"{kind}{value.dtype}@{value.device}{self._tree(value.shape)}{self._tree(value.stride())}"
+            layout = self._tree(value.stride()) if value.layout is torch.strided else value.layout
+            return f"{kind}{value.dtype}@{value.device}{self._tree(value.shape)}{layout}"
         if isinstance(value, tuple | list):
             return f"({','.join(map(self._value, value))})"
         return self._tree(value)

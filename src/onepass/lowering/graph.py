@@ -20,13 +20,13 @@ from torch.utils import _pytree as pytree
 from ..ir.callables import graph_constant
 from ..ir.expr import Expr, literal
 from ..ir.poly import Poly, Symbol
-from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
+from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, held, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
 from .origins import origin_of
-from .overwrites import change_own, find_overwrites, held, read_by
+from .overwrites import change_own, find_overwrites, read_by
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
 from .registry import RULES, Unsupported, supported
@@ -51,24 +51,17 @@ def lower_graph(
 
     `device` is the kind of device kernels run on (any where empty); `wide_statistics`: variances in float64.
     """
-    lowering = _Lowering(graph_module, precision, strict, device)
-    lowering.ctx.wide_statistics = wide_statistics
-    return lowering.run()
+    return _Lowering(graph_module, Context(precision, wide_statistics), strict, device).run()
 
 
 class _Lowering:
     """One walk over a graph."""
 
-    def __init__(self, graph_module: GraphModule, precision: str, strict: bool, device: str) -> None:
-        assert precision in ("fused", "eager"), precision
-        self.module = graph_module
-        self.strict = strict
-        self.device = device
-        self.ctx = Context(precision)
+    def __init__(self, graph_module: GraphModule, ctx: Context, strict: bool, device: str) -> None:
+        self.module, self.ctx, self.strict, self.device = graph_module, ctx, strict, device
         self.values: dict[Node, Any] = {}
         self.given: dict[Node, Ref] = {}  # tensor inputs, as they were before any update
         self.inputs: list[Buffer | HostValue | Symbol] = []
-        self.outputs: tuple[Any, ...] = ()
         self.updates: list[Update] = []
         self.overwritten: dict[Buffer, Buffer] = {}  # a state of an input that was changed in place -> the input
         self.overwrites = find_overwrites(graph_module.graph, self.ctx.meta)  # nodes that change an input in place
@@ -76,24 +69,23 @@ class _Lowering:
         self.sources: dict[Symbol, tuple[Buffer, int]] = {}
 
     def run(self) -> Program:
+        rules = {
+            "placeholder": self.placeholder,
+            "get_attr": self.attribute,
+            "call_function": self.call,
+            "output": self.output,
+        }
         for node in self.module.graph.nodes:
+            if node.op not in rules:
+                raise Unsupported(f"an FX node of kind {node.op}")
             self.ctx.origin = origin_of(node)
-            match node.op:
-                case "placeholder":
-                    self.values[node] = self.placeholder(node)
-                case "get_attr":
-                    self.values[node] = self.attribute(node)
-                case "call_function":
-                    self.values[node] = self.call(node)
-                case "output":
-                    self.outputs = self.output(node)
-                case _:
-                    raise Unsupported(f"an FX node of kind {node.op}")
+            self.values[node] = rules[node.op](node)
+        outputs = self.values[self.module.graph.output_node()]
         shared = share_welford(self.ctx.statements, self.ctx.means)
-        statements = change_own(_live([*shared, *self.updates], self.outputs), self.outputs)
+        statements = change_own(_live([*shared, *self.updates], outputs), outputs)
         given = {i for i in self.inputs if isinstance(i, Symbol)}
         sources = {s: at for s, at in self.sources.items() if s not in given}
-        return Program(tuple(self.inputs), tuple(statements), self.outputs, sources)
+        return Program(tuple(self.inputs), tuple(statements), outputs, sources)
 
     # inputs and constants
 
@@ -162,8 +154,7 @@ class _Lowering:
         if node in self.overwrites:
             return self.overwrite(node)
         if _is_size_arithmetic(target):
-            size = self.size_result(node)
-            return self.float_result(node) if size is None else size
+            return self.size(node)
         rule = RULES.get(target)
         if rule is None:
             return self.extern(node, why_library(target))
@@ -208,17 +199,16 @@ class _Lowering:
         """What a rule returns: the value of a new buffer, or a view of a known one."""
         return found if isinstance(found, Ref) else self.ctx.define(found, meta)
 
-    def size_result(self, node: Node) -> Any:
-        """Arithmetic on sizes needs no code: its value is its expression."""
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            return supported(self.ctx.sizes.poly, value)
-        return value if isinstance(value, int | float) else None
+    def size(self, node: Node) -> Any:
+        """Arithmetic on sizes needs no code: its value is its expression.
 
-    def float_result(self, node: Node) -> Any:
-        """A float made of sizes: a value for kernels, computed by the host where a call needs it."""
-        host = self.extern(node, why_library(node.target))
+        A float made of sizes is a value for kernels, computed by the host where a call needs it.
+        """
         value = node.meta.get("val")
+        poly = supported(self.ctx.sizes.poly, value) if isinstance(value, torch.SymInt) else None
+        if poly is not None or isinstance(value, int | float):
+            return value if poly is None else poly
+        host = self.extern(node, why_library(node.target))
         number = supported(self.ctx.sizes.number, value) if isinstance(value, torch.SymFloat) else None
         return host if number is None else HostNumber(number, host)
 
@@ -273,7 +263,7 @@ class _Lowering:
         if not isinstance(value, Ref):
             return value
         known = self.ctx.meta(meta) if isinstance(meta, torch.Tensor) else None
-        return self.ctx.as_view(value, known or _own_meta(value))
+        return self.ctx.as_view(value, known or value.meta)
 
     # mutation and outputs
 
@@ -309,7 +299,7 @@ class _Lowering:
             return source
         if not (buffer in self.inputs and target.is_whole) or isinstance(source, HostValue):
             return self.extern(node, "a mutation of something that is not an input")
-        meta = _own_meta(target)
+        meta = target.meta
         if meta.dtype.is_packed and not isinstance(source, Ref):
             return self.extern(node, "float8 is only moved and converted by kernels")
         if not isinstance(source, Ref):
@@ -335,10 +325,8 @@ class _Lowering:
         (results,) = node.args
         owners: dict[Buffer, object] = {self.given[n].buffer: storage_key(n.meta["val"]) for n in self.given}
         apart: dict[Node, Buffer] = {}
-        outputs: list[Any] = []
-        for result in results if isinstance(results, tuple | list) else (results,):
-            outputs.append(self.returned(result, owners, apart) if isinstance(result, Node) else result)
-        return tuple(outputs)
+        listed = results if isinstance(results, tuple | list) else (results,)
+        return tuple(self.returned(r, owners, apart) if isinstance(r, Node) else r for r in listed)
 
     def returned(self, node: Node, owners: dict[Buffer, object], apart: dict[Node, Buffer]) -> Any:
         """An output; in a buffer of its own where eager returns a storage of its own.
@@ -373,11 +361,6 @@ def _base(node: Node) -> Node:
         tensors = ((n, n.meta.get("val")) for n in call.all_input_nodes)
         view = next((n for n, v in tensors if isinstance(v, torch.Tensor) and storage_key(v) == key), None)
     return node
-
-
-def _own_meta(ref: Ref) -> TensorMeta:
-    strides = ref.buffer.strides if ref.is_whole else contiguous_strides(ref.shape)
-    return TensorMeta(ref.shape, strides, ref.dtype, ref.device)
 
 
 def _is_size_arithmetic(target: Any) -> bool:

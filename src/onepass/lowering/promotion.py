@@ -14,20 +14,14 @@ from .values import HostNumber, Ref
 
 def common_dtype(operands: Iterable[Any]) -> DType:
     """The dtype aten computes a mixture of refs, sizes and numbers in."""
-    groups: list[torch.dtype | None] = [None, None, None]
+    groups: dict[int, torch.dtype] = {}
     for operand in operands:
         rank, dtype = _rank(operand)
-        known = groups[rank]
-        groups[rank] = dtype if known is None else torch.promote_types(known, dtype)
-    result: torch.dtype | None = None
-    for dtype in groups:
-        if dtype is None:
-            continue
-        if result is None:
-            result = dtype
-        elif _category(dtype) > _category(result):
+        groups[rank] = torch.promote_types(groups.get(rank, dtype), dtype)
+    result, *others = (groups[rank] for rank in sorted(groups))
+    for dtype in others:
+        if _category(dtype) > _category(result):
             result = torch.promote_types(result, dtype)
-    assert result is not None
     found = from_torch(result)
     assert found is not None
     return found

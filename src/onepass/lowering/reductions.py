@@ -18,7 +18,7 @@ from ..ir.poly import Axis, Poly, nonnegative, product
 from ..ir.program import Buffer, Define, Statement
 from .context import Context
 from .registry import lowers
-from .values import Ref, Shape, axis, linear_position
+from .values import Ref, Shape, axis, linear_position, own_point
 from .views import wrap_dim
 
 Dims = Sequence[int] | int | None
@@ -41,21 +41,15 @@ class Frame:
 
 def frame(x: Ref, dims: Dims, keepdim: bool) -> Frame:
     """The frame of a reduction over `dims`; all of them if there are none."""
-    chosen = [dims] if isinstance(dims, int) else list(dims or ())
-    which = {wrap_dim(d, x.ndim) for d in chosen} if chosen else set(range(x.ndim))
-    shape, point, inner, reduced = (list[Poly]() for _ in range(4))
-    for number, extent in enumerate(x.shape):
-        if number in which:
-            inner.append(axis(len(reduced), extent, "r"))
-            point.append(inner[-1])
-            reduced.append(extent)
-            if keepdim:
-                shape.append(Poly.ONE)
-        else:
-            point.append(axis(len(shape), extent))
-            shape.append(extent)
-    over = tuple(a for a in (p.axis for p in inner) if a is not None)
-    return Frame(tuple(shape), tuple(point), over, tuple(reduced), linear_position(inner, reduced))
+    chosen = {wrap_dim(d, x.ndim) for d in ([dims] if isinstance(dims, int) else dims or ())}
+    which = [d for d in range(x.ndim) if not chosen or d in chosen]
+    kept = [d for d in range(x.ndim) if keepdim or d not in which]
+    shape = tuple(Poly.ONE if d in which else x.shape[d] for d in kept)
+    reduced = tuple(x.shape[d] for d in which)
+    inner = [axis(k, extent, "r") for k, extent in enumerate(reduced)]
+    places = dict(zip(kept, own_point(shape), strict=True)) | dict(zip(which, inner, strict=True))
+    over = tuple(p.axis for p in inner if p.axis is not None)
+    return Frame(shape, tuple(places[d] for d in range(x.ndim)), over, reduced, linear_position(inner, reduced))
 
 
 def reduce(monoid: str, value: Expr, at: Frame) -> Expr:

@@ -25,10 +25,10 @@ class Unsupported(Exception):
     """An operation cannot become a kernel; the message says why."""
 
 
-def supported(function: Callable[[Any], T], argument: Any) -> T | None:
+def supported(function: Callable[..., T], *arguments: Any) -> T | None:
     """The result of a function; None where it says `Unsupported`."""
     try:
-        return function(argument)
+        return function(*arguments)
     except Unsupported:
         return None
 

@@ -7,6 +7,7 @@ that cannot be placed for symbolic sizes raises `Unsupported`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from ..ir.poly import Poly, nonnegative
@@ -75,10 +76,15 @@ def slice_(
     ctx: Context, x: Ref, dim: int = 0, start: int | Poly | None = None, end: Any = None, step: int | Poly = 1
 ) -> Ref:
     dim = wrap_dim(dim, x.ndim)
-    point = list(own_point(ctx.out.shape))
     # FX's shape says where it ends. Past the end the slice is empty, so the start needs no clamp from above.
-    point[dim] = slice_start(start, x.shape[dim]) + point[dim] * step
-    return x.view(ctx.out.shape, point)
+    return _part(x, ctx.out.shape, dim, slice_start(start, x.shape[dim]), step)
+
+
+def _part(x: Ref, shape: Sequence[Poly], dim: int, start: Poly, step: int | Poly = 1) -> Ref:
+    """The part of a shape that begins at `start` of a dimension."""
+    point = list(own_point(shape))
+    point[dim] = start + point[dim] * step
+    return x.view(shape, point)
 
 
 def slice_start(start: int | Poly | None, size: Poly) -> Poly:
@@ -101,14 +107,8 @@ def select(ctx: Context, x: Ref, dim: int, index: int | Poly) -> Ref:
 @lowers("split.Tensor unsafe_split.Tensor split_copy.Tensor split_with_sizes split_with_sizes_copy")
 def split(ctx: Context, x: Ref, sizes: Any, dim: int = 0) -> tuple[Ref, ...]:
     dim = wrap_dim(dim, x.ndim)
-    parts: list[Ref] = []
-    start = Poly.ZERO
-    for meta in ctx.outs:
-        point = list(own_point(meta.shape))
-        point[dim] = point[dim] + start
-        parts.append(x.view(meta.shape, point))
-        start = start + meta.shape[dim]
-    return tuple(parts)
+    starts = accumulate((meta.shape[dim] for meta in ctx.outs), initial=Poly.ZERO)
+    return tuple(_part(x, meta.shape, dim, start) for meta, start in zip(ctx.outs, starts, strict=False))
 
 
 @lowers("unbind.int unbind_copy.int")
