@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -152,7 +153,7 @@ def test_html_escapes_everything(where: str) -> None:
         case "why":
             record.externs[0].why = HOSTILE
         case "reason":
-            record.decisions[1].reason = HOSTILE
+            record.decisions[1] = replace(record.decisions[1], reason=HOSTILE)
         case "fallback":
             record.fallback = HOSTILE
     record.kernels = [kernel]

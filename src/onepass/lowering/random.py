@@ -53,20 +53,20 @@ def next_stream() -> int:
 _PRECISION: dict[object, int] = {torch.float16: 11, torch.bfloat16: 8}
 
 
-def _words(seed: Tensor, stream: int, size: Sequence[int], dtype: torch.dtype, device: Any, each: int) -> list[Tensor]:
-    """Uniform numbers, so many for `each` element."""
-    index = torch.arange(math.prod(size), device=device).reshape(tuple(size)) * each
-    return [uniform_of_words(philox(seed.to(device), index + k, stream), dtype) for k in range(each)]
+def _uniforms(seed: Tensor, stream: int, size: Sequence[int], dtype: Any, device: Any, count: int) -> list[Tensor]:
+    """`count` uniform numbers for each element."""
+    index = torch.arange(math.prod(size), device=device).reshape(tuple(size)) * count
+    return [uniform_of_words(philox(seed.to(device), index + k, stream), dtype) for k in range(count)]
 
 
 def _uniform(seed: Tensor, stream: int, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
-    (value,) = _words(seed, stream, size, dtype, device, 1)
+    (value,) = _uniforms(seed, stream, size, dtype, device, 1)
     bits = _PRECISION.get(dtype)
     return (value if bits is None else (value * 2**bits).floor() * 2.0**-bits).to(dtype)
 
 
 def _normal(seed: Tensor, stream: int, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
-    first, second = _words(seed, stream, size, dtype, device, 2)
+    first, second = _uniforms(seed, stream, size, dtype, device, 2)
     radius = (-2 * (1 - first).log()).sqrt()
     return (radius * (2 * math.pi * second).cos()).to(dtype)
 
@@ -87,10 +87,10 @@ for _name, _eager, _fake in (
 # lowering
 
 
-def _draws(ctx: Context, seed: Ref, stream: int, each: int) -> list[Expr]:
-    """Uniform numbers, so many for `each` element of the result."""
-    index = linear_position(own_point(ctx.out.shape), ctx.out.shape) * each
-    words = (Random(Load(seed.buffer, seed.index), index + k, stream) for k in range(each))
+def _draws(ctx: Context, seed: Ref, stream: int, count: int) -> list[Expr]:
+    """`count` uniform numbers for each element of the result."""
+    index = linear_position(own_point(ctx.out.shape), ctx.out.shape) * count
+    words = (Random(Load(seed.buffer, seed.index), index + k, stream) for k in range(count))
     return [pointwise("uniform", word, dtype=ctx.out.dtype.compute) for word in words]
 
 
