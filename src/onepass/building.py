@@ -18,7 +18,7 @@ from .ir.choice import FIRST, Choice
 from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
 from .ir.plan import Group, Store
-from .ir.record import CompileRecord, DecisionRecord, stage
+from .ir.record import CompileRecord, Decision, stage
 from .ir.target import Target
 from .judging import Judge
 from .pipeline import PlannedGraph, Wrapper, compile_entry, lower, plan_graph
@@ -70,7 +70,7 @@ class Building:
         self.builder, self.cache = builder, cache
         self.workshop = Workshop(builder, cache, timer) if timer is not None else None
         self.judge = Judge(self.lowered, self.workshop) if self.workshop is not None else None
-        self.notes: list[DecisionRecord] = []
+        self.notes: list[Decision] = []
         self.resources = Resources(self.notes)
 
     def run(self) -> Made:
@@ -141,10 +141,10 @@ class Building:
                 kernel.tuning, kernel.trials = outcome.summary, list(outcome.trials)
 
 
-def _plan_note(before: Made, after: Made, gains: bool) -> DecisionRecord:
+def _plan_note(before: Made, after: Made, gains: bool) -> Decision:
     slow = [n for n, o in before.outcomes.items() if o.time_us]
     reason = f"measured {before.time_us:.1f} us for all kernels, {after.time_us:.1f} us with slow ones in parts"
-    return DecisionRecord(slow[0], slow[-1], "parts", gains, reason, before.time_us - after.time_us, 0)
+    return Decision(slow[0], slow[-1], "parts", gains, reason, before.time_us - after.time_us, 0)
 
 
 def _limits_of_slow(made: Made, record: CompileRecord) -> Limits:

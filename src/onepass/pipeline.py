@@ -29,8 +29,7 @@ from .ir.program import Program
 from .ir.record import CompileRecord, stage
 from .ir.source import KernelSource
 from .ir.target import Target
-from .ir.verify import verify_program
-from .ir.verify_kernel import verify_kernel, verify_plan
+from .ir.verify import verify_kernel, verify_plan, verify_program
 from .lowering.fingerprint import kernel_device, node_names
 from .lowering.graph import lower_graph
 from .planner.close_calls import Judge

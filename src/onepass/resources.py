@@ -17,7 +17,7 @@ from .explain.debug import build_progress
 from .ir.choice import AS_RULED, FIRST, Adjustment, Choice, group_name
 from .ir.limits import FOLLOWERS, OPERANDS, PRODUCTS, Limits
 from .ir.plan import Group
-from .ir.record import CompileRecord, DecisionRecord, KernelRecord, stage
+from .ir.record import CompileRecord, Decision, KernelRecord, stage
 from .ir.target import Target
 from .runtime.cache import Cache
 from .runtime.entries import GraphEntry
@@ -92,7 +92,7 @@ class _Seen:
 class Resources:
     """The facts of a graph's groups, over all of its plans. `notes`: what people are told."""
 
-    def __init__(self, notes: list[DecisionRecord]) -> None:
+    def __init__(self, notes: list[Decision]) -> None:
         self.notes = notes
         self._seen: dict[_Key, dict[Choice, _Seen]] = {}
 
@@ -157,7 +157,7 @@ class Resources:
         return limits
 
     def _note(self, name: str, kind: str, reason: str) -> None:
-        self.notes.append(DecisionRecord(name, name, kind, False, reason, 0.0, 0))
+        self.notes.append(Decision(name, name, kind, False, reason, 0.0, 0))
 
 
 def _key(group: Group, planned: PlannedGraph) -> _Key:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from onepass.explain import Explanation
 from onepass.explain.text import REJECTED_SHOWN, byte_text
-from onepass.ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from onepass.ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
 
 HOSTILE = "</pre><script>alert('x')</script>\"'\n$body"
 
@@ -36,8 +37,8 @@ def _record(**changes: object) -> CompileRecord:
             )
         ],
         decisions=[
-            DecisionRecord("b0", "b1", "vertical", True, "saves a round trip", 3.0, 4096),
-            DecisionRecord("b1", "b2", "sibling", False, "49 buffers, limit 48", 1.5, 2048),
+            Decision("b0", "b1", "vertical", True, "saves a round trip", 3.0, 4096),
+            Decision("b1", "b2", "sibling", False, "49 buffers, limit 48", 1.5, 2048),
         ],
         bytes_moved=97 << 20,
         bytes_unfused=291 << 20,
@@ -80,7 +81,7 @@ def test_text_says_when_a_graph_runs_as_eager_and_when_nothing_was_compiled() ->
 
 
 def test_text_shows_the_largest_rejections_and_counts_the_rest() -> None:
-    many = [DecisionRecord(f"p{i}", "c", "vertical", False, "too wide", 0.0, i) for i in range(100)]
+    many = [Decision(f"p{i}", "c", "vertical", False, "too wide", 0.0, i) for i in range(100)]
     text = str(Explanation([_record(decisions=many)]))
     assert "p99 -> c" in text and "p0 -> c" not in text
     assert f"and {100 - REJECTED_SHOWN} smaller ones" in text
@@ -152,7 +153,7 @@ def test_html_escapes_everything(where: str) -> None:
         case "why":
             record.externs[0].why = HOSTILE
         case "reason":
-            record.decisions[1].reason = HOSTILE
+            record.decisions[1] = replace(record.decisions[1], reason=HOSTILE)
         case "fallback":
             record.fallback = HOSTILE
     record.kernels = [kernel]

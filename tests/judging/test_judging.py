@@ -21,7 +21,7 @@ from onepass.backend import record_compilations
 from onepass.compilation import Compiled, compile_graph
 from onepass.errors import KernelBuildError
 from onepass.ir.options import Options
-from onepass.ir.record import DecisionRecord
+from onepass.ir.record import Decision
 from onepass.ir.source import Call, KernelSource, Trial
 from onepass.ir.target import find_target
 from onepass.planner import close_calls
@@ -54,7 +54,7 @@ def compiled(function: Callable[..., Any], stopwatch: Scripted, *inputs: Tensor,
     return compile_graph(graph, find_target("triton-interpret"), options, "inference", stopwatch)
 
 
-def decided(result: Compiled) -> list[DecisionRecord]:
+def decided(result: Compiled) -> list[Decision]:
     return [d for d in result.record.decisions if d.kind in KINDS]
 
 

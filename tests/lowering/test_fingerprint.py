@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import onepass  # noqa: F401  (registers the backend)
-from onepass.ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from onepass.ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
 from onepass.lowering.fingerprint import graph_constants, graph_fingerprint, node_names, reattach
 
 Function = Callable[..., Any]
@@ -156,7 +156,7 @@ def test_an_explanation_gets_the_names_and_lines_of_the_graph_at_hand() -> None:
     record = CompileRecord(
         kernels=[KernelRecord("k", [{"node": old, "op": "aten.add", "line": "old.py:1"}], 0, 0, "", "", 0.0)],
         externs=[ExternRecord(old, "aten.add", "why", "old.py:1", 0)],
-        decisions=[DecisionRecord(old, "elsewhere", "vertical", True, "", 0.0, 0)],
+        decisions=[Decision(old, "elsewhere", "vertical", True, "", 0.0, 0)],
     )
     adding.meta["stack_trace"] = 'File "new.py", line 7, in f\n    x + 1\n'
     now = reattach(record, then, graph)

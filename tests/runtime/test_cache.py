@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from onepass.ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from onepass.ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
 from onepass.ir.source import Call, Constant, HostProgram, Live, Ref
 from onepass.runtime import cache as cache_module
 from onepass.runtime.cache import Cache, CacheWarning, cache_folder, default_cache
@@ -289,7 +289,7 @@ def entry() -> GraphEntry:
     record = CompileRecord(
         kernels=[KernelRecord("k", [{"node": "add", "op": "aten.add", "line": "f.py:1"}], 8, 8, "s", "text", 1.5)],
         externs=[ExternRecord("mm", "aten.mm", "a bare matmul", "f.py:2", 64)],
-        decisions=[DecisionRecord("a", "b", "vertical", True, "why", 1.0, 8)],
+        decisions=[Decision("a", "b", "vertical", True, "why", 1.0, 8)],
         stage_seconds={"plan": 0.25},
     )
     return GraphEntry(scale_program(2), (scale_kernel(), scale_kernel(3.0)), record, ("x", "add"))

@@ -13,18 +13,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-EXACT = "onepass_exact"
-_aten = torch.ops.aten
-_COMPARISONS = frozenset(getattr(_aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+from ..ir.callables import operators
 
-_EXTREMES = frozenset((_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default))
-_VIEWS = frozenset(
-    (
-        _aten.view.default, _aten._unsafe_view.default, _aten.unsqueeze.default, _aten.squeeze.default,
-        _aten.squeeze.dim, _aten.squeeze.dims, _aten.expand.default, _aten.permute.default, _aten.transpose.int,
-        _aten.t.default, _aten.alias.default,
-    )
-)  # fmt: skip
+EXACT = "onepass_exact"
+_EQUALITIES = operators("eq.Tensor ne.Tensor")
+_COMPARISONS = _EQUALITIES + operators("lt.Tensor le.Tensor gt.Tensor ge.Tensor")
+_EXTREMES = operators("amax amin max min")
+_VIEWS = operators("view _unsafe_view unsqueeze squeeze.default/dim/dims expand permute transpose.int t alias")
 
 
 def needs_exact(graph_module: GraphModule) -> bool:
@@ -42,7 +37,7 @@ def compares_floats(graph: Graph) -> bool:
 
 def compared_with_extremes(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Values that are compared with a maximum or minimum of themselves, each with the comparison."""
-    for target in (_aten.eq.Tensor, _aten.ne.Tensor):
+    for target in _EQUALITIES:
         for node in graph.find_nodes(op="call_function", target=target):
             first, second = (_viewed(a) for a in node.args[:2])
             for value, extreme in ((first, second), (second, first)):

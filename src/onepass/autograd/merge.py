@@ -22,7 +22,7 @@ def merge_equal(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or _storage(node) in returned:
             continue  # results that eager keeps apart stay apart
-        if _changes(node):
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             return  # only the updates of inputs are left
         key = _key(node)
         if key is None:
@@ -38,10 +38,6 @@ def _storage(node: Node) -> int | None:
         return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
     except NotImplementedError:
         return None
-
-
-def _changes(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _key(node: Node) -> Any:

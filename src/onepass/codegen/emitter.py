@@ -9,7 +9,7 @@ from itertools import accumulate
 from ..ir.dtypes import DType
 from ..ir.expr import Const
 from ..ir.kernel import Bind, GridAxis, Kernel, Operand, Statement, Var
-from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative
+from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative, sum_text
 from ..ir.program import Buffer
 
 
@@ -95,7 +95,7 @@ class Emitter:
 
     def poly(self, poly: Poly) -> str:
         """A poly as an index expression."""
-        text = sum_text(poly, self.atom, self.number)
+        text = sum_text(poly, self.atom, self.number, times=" * ")
         return f"({text})" if len(poly.terms) > 1 or text.startswith("-") else text
 
     def divisor(self, poly: Poly) -> str:
@@ -112,18 +112,6 @@ class Emitter:
             case Quotient() | Remainder():
                 return self.division(atom)
         raise AssertionError(f"no text for {atom!r}")
-
-
-def sum_text(poly: Poly, atom: Callable[[Atom], str], number: Callable[[int], str] = str, space: str = " ") -> str:
-    """The terms of a poly, with `space` around operators."""
-    parts: list[str] = []
-    for monomial, c in poly.terms:
-        factors = [atom(a) for a in monomial]
-        if abs(c) != 1 or not factors:
-            factors.append(number(abs(c)))
-        sign = ("-" if c < 0 else "") if not parts else f"{space}{'-' if c < 0 else '+'}{space}"
-        parts.append(sign + f"{space}*{space}".join(factors))
-    return "".join(parts) or "0"
 
 
 def header(kernel: Kernel, comment: str) -> str:

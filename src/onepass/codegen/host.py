@@ -20,9 +20,8 @@ from ..ir import source as ir
 from ..ir.callables import callable_name
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
-from ..ir.poly import Atom, Poly, Quotient, Remainder, Symbol, product
+from ..ir.poly import Atom, Poly, Quotient, Remainder, Symbol, product, sum_text
 from ..ir.program import Buffer, Extern, HostValue, Program, View, leaves
-from .emitter import sum_text
 
 Thing: TypeAlias = Buffer | HostValue
 Update: TypeAlias = tuple[Buffer, Buffer]  # (input, source)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
 from .html import render_html
 from .text import render_text, total
 
@@ -28,12 +28,12 @@ class Explanation:
         return [extern for graph in self.graphs for extern in graph.externs]
 
     @property
-    def decisions(self) -> list[DecisionRecord]:
+    def decisions(self) -> list[Decision]:
         """Every fusion accepted or rejected, with the number that decided."""
         return [decision for graph in self.graphs for decision in graph.decisions]
 
     @property
-    def rejected(self) -> list[DecisionRecord]:
+    def rejected(self) -> list[Decision]:
         """The fusions that were considered and not made."""
         return [decision for decision in self.decisions if not decision.accepted]
 

@@ -6,7 +6,6 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from ..analysis.access import assumed_size, load_bytes, operation_cost, storage_bytes
@@ -18,7 +17,7 @@ from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
 from ..ir.program import Buffer, Extern, Program, Update, View, leaves
-from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord
+from ..ir.record import CompileRecord, ExternRecord, KernelRecord
 from ..ir.source import KernelSource
 from ..ir.target import Target
 from ..planner.cost import predict_us
@@ -38,7 +37,7 @@ def measure(
     record.sizes = {s.name: assumed_size(s) for s in symbols}
     record.kernels = [_kernel_record(g, k, r, sources[k], target) for g, r in scheduled.items() for k in r.kernels]
     record.externs = [_extern_record(step) for step in plan.steps if isinstance(step, Extern)]
-    record.decisions = [DecisionRecord(**asdict(d)) for d in plan.decisions]
+    record.decisions = list(plan.decisions)
     in_externs = sum(e.bytes_moved for e in record.externs)
     copied = sum(2 * storage_bytes(target_) for target_, _ in plan.copies)
     record.bytes_moved = sum(k.bytes_read + k.bytes_written for k in record.kernels) + in_externs + copied

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from ..ir.record import CompileRecord, DecisionRecord, ExternRecord, KernelRecord, TrialRecord
+from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord, TrialRecord
 
 REJECTED_SHOWN = 12  # the rest is in the JSON; the largest missed savings come first
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -77,13 +77,13 @@ def user_line(line: str) -> str:
     return _one_line(line.removeprefix(os.getcwd() + os.sep))
 
 
-def rejected_by_size(decisions: Iterable[DecisionRecord]) -> list[DecisionRecord]:
+def rejected_by_size(decisions: Iterable[Decision]) -> list[Decision]:
     """Rejected fusions, the largest missed saving first."""
     rejected = [d for d in decisions if not d.accepted]
     return sorted(rejected, key=lambda d: (-d.bytes_saved, d.producer, d.consumer))
 
 
-def decision_line(decision: DecisionRecord) -> str:
+def decision_line(decision: Decision) -> str:
     """One decision with the number that decided."""
     numbers = f"{decision.saved_us:+.3g} us, {byte_text(decision.bytes_saved)}"
     pair = f"{decision.producer} -> {decision.consumer}"

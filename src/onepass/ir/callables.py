@@ -11,7 +11,8 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -52,6 +53,16 @@ def attention(
     return result
 
 
+def operators(names: str) -> tuple[Any, ...]:
+    """Torch's operators of a list of names: "neg" is aten.neg.default, "any.dim/dims" two overloads of aten.any."""
+    found: list[Any] = []
+    for name in names.split():
+        *namespace, operation, overloads = name.split(".") if "." in name else (name, "default")
+        packet = getattr(getattr(torch.ops, *namespace or ["aten"]), operation)
+        found += [getattr(packet, overload) for overload in overloads.split("/")]
+    return tuple(found)
+
+
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, Callable[..., Any]]:
     listed = {
@@ -81,18 +92,13 @@ def callable_name(target: Callable[..., Any]) -> str | None:
 
 def resolve_callable(name: str) -> Callable[..., Any]:
     """The callable of that name; LookupError where there is none (any more)."""
-    function = _functions().get(name)
-    if function is not None:
-        return function
-    parts = name.split(".")
-    if len(parts) != 3:
+    found: Any = _functions().get(name)
+    if found is None and name.count(".") == 2:
+        with suppress(AttributeError):
+            found = reduce(getattr, name.split("."), torch.ops)
+        if not isinstance(found, torch._ops.OpOverload):
+            found = None
+    if found is None:
         raise LookupError(f"no operator is called {name!r}")
-    namespace, operation, overload = parts
-    try:
-        found: Any = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
-    except AttributeError:
-        found = None
-    if not isinstance(found, torch._ops.OpOverload):
-        raise LookupError(f"no operator is called {name!r}")
-    overloaded: Callable[..., Any] = found
-    return overloaded
+    function: Callable[..., Any] = found
+    return function

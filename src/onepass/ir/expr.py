@@ -8,8 +8,10 @@ axes; `Part` takes one component of its state.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -28,8 +30,12 @@ _LAST = 1 << 64
 _NOWHERE = 1 << 62  # the place of a value that reads nothing
 
 
+def _infix(op: str, reflected: bool = False) -> Callable[[Expr, Expr | float], Expr]:
+    return lambda x, y: calculate(op, y, x) if reflected else calculate(op, x, y)
+
+
 class Expr(metaclass=Interned):
-    """A scalar value at a point of its free axes.
+    """A scalar value at a point of its free axes. Arithmetic and bits as operators: see `calculate`.
 
     Operands that commute are sorted by `order`, which follows from what is computed on buffers of which layout, the
     same in every process and in every layer of a model; where it is equal by `place`, the first buffer that is read.
@@ -55,6 +61,18 @@ class Expr(metaclass=Interned):
     def __repr__(self) -> str:
         lines, text = rendered(self)
         return f"let {'; '.join(lines)} in {text}" if lines else text
+
+    __add__ = __radd__ = _infix("add")
+    __sub__, __rsub__ = _infix("sub"), _infix("sub", reflected=True)
+    __mul__ = __rmul__ = _infix("mul")
+    __truediv__, __rtruediv__ = _infix("div"), _infix("div", reflected=True)
+    __and__, __or__, __lshift__, __rshift__ = _infix("bitand"), _infix("bitor"), _infix("shl"), _infix("shr")
+
+    def __neg__(self) -> Expr:
+        return pointwise("neg", self)
+
+    def __invert__(self) -> Expr:
+        return pointwise("bitnot", self)
 
 
 class Indirect(Atom):
@@ -179,6 +197,30 @@ def const(value: float | int | bool, dtype: DType) -> Const:
     if dtype not in (DType.U8, DType.U32) and number >> (bits - 1):
         number -= 1 << bits
     return Const(dtype, str(number))
+
+
+def literal(value: float | int | bool, dtype: DType) -> Const:
+    """The number as `dtype` holds it (rounded, wrapped)."""
+    if dtype in (DType.F32, DType.BF16):
+        value = ctypes.c_float(float(value)).value
+    if dtype is DType.BF16 and math.isfinite(value):
+        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        (value,) = struct.unpack("<f", struct.pack("<I", bits))
+    elif dtype is DType.F16:
+        try:
+            (value,) = struct.unpack("<e", struct.pack("<e", value))
+        except OverflowError:
+            value = math.copysign(math.inf, value)
+    elif dtype.is_integer and isinstance(value, float):
+        value = int(value)
+    return const(value, dtype)
+
+
+def calculate(op: str, *args: Expr | float) -> Expr:
+    """An operation between values and numbers; a number is rounded to the type of the (last) value."""
+    dtype = next(a.dtype for a in reversed(args) if isinstance(a, Expr))
+    return pointwise(op, *(a if isinstance(a, Expr) else literal(a, dtype) for a in args))
 
 
 def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,8 +20,10 @@ from .dtypes import DType
 from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, postorder
 from .monoids import identity
 from .ops import CASTS
-from .poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
+from .poly import Atom, Axis, Poly, Symbol
 from .program import Buffer, Define, Extern, HostValue, Program, Update, View
+
+Sizes: TypeAlias = Mapping[Atom, int]
 
 
 def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
@@ -47,7 +50,7 @@ def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
     return outputs
 
 
-def run_define(statement: Define, values: Mapping[Any, Tensor], sizes: Mapping[Atom, int]) -> Tensor:
+def run_define(statement: Define, values: Mapping[Any, Tensor], sizes: Sizes) -> Tensor:
     """The tensor of a definition, with its buffer's strides."""
     buffer = statement.buffer
     shape, strides = ([p.evaluate(sizes) for p in polys] for polys in (buffer.shape, buffer.strides))
@@ -64,7 +67,7 @@ def _torch(dtype: DType) -> torch.dtype:
     return found
 
 
-def _resolve(tree: Any, values: Mapping[Any, Any], sizes: Mapping[Atom, int]) -> Any:
+def _resolve(tree: Any, values: Mapping[Any, Any], sizes: Sizes) -> Any:
     """An argument tree with tensors and numbers in it."""
     match tree:
         case View():
@@ -86,44 +89,31 @@ def _resolve(tree: Any, values: Mapping[Any, Any], sizes: Mapping[Atom, int]) ->
 
 
 def evaluate(
-    root: Expr,
-    axes: Sequence[Axis],
-    buffers: Mapping[Buffer, Tensor],
-    sizes: Mapping[Atom, int],
-    *,
-    double: bool = False,
+    root: Expr, axes: Sequence[Axis], buffers: Mapping[Buffer, Tensor], sizes: Sizes, *, double: bool = False
 ) -> Tensor:
     """The value at every point of `axes`; `double` computes every float in float64."""
-    return _Evaluator(root, axes, buffers, sizes, double).run()
+    bound = (a for node in postorder([root]) if isinstance(node, Reduce) for a in node.over)
+    every = tuple(dict.fromkeys((*axes, *bound)))
+    evaluator = _Evaluator(every, buffers, sizes, double)
+    for node in postorder([root]):
+        evaluator.memo[node] = evaluator.value(node)
+    result: Tensor = evaluator.memo[root]
+    extents = evaluator.extents[: len(axes)]
+    return result.expand([*extents, *[1] * (len(every) - len(axes))]).reshape(extents)
 
 
 class _Evaluator:
     """Every value is a tensor with one dimension per axis (free, then bound), of size 1 where constant."""
 
-    def __init__(
-        self,
-        root: Expr,
-        axes: Sequence[Axis],
-        buffers: Mapping[Buffer, Tensor],
-        sizes: Mapping[Atom, int],
-        double: bool,
-    ) -> None:
-        self.root, self.free, self.buffers, self.sizes, self.double = root, tuple(axes), buffers, sizes, double
-        bound: dict[Axis, None] = {}
-        for node in postorder([root]):
-            if isinstance(node, Reduce):
-                bound.update(dict.fromkeys(node.over))
-        self.axes = (*self.free, *(a for a in bound if a not in self.free))
+    def __init__(self, axes: Sequence[Axis], buffers: Mapping[Buffer, Tensor], sizes: Sizes, double: bool) -> None:
+        self.axes, self.buffers, self.double = axes, buffers, double
         self.extents = [a.extent.evaluate(sizes) for a in self.axes]
         self.device = next((t.device for t in buffers.values() if isinstance(t, Tensor)), torch.device("cpu"))
         self.memo: dict[Expr, Any] = {}
-
-    def run(self) -> Tensor:
-        for node in postorder([self.root]):
-            self.memo[node] = self.value(node)
-        result: Tensor = self.memo[self.root]
-        result = result.expand([*self.extents[: len(self.free)], *[1] * (len(self.axes) - len(self.free))])
-        return result.reshape(self.extents[: len(self.free)])
+        self.atoms: dict[Atom, Any] = dict(sizes)
+        for place, (axis, extent) in enumerate(zip(self.axes, self.extents, strict=True)):
+            shape = [extent if k == place else 1 for k in range(len(self.axes))]
+            self.atoms[axis] = torch.arange(extent, device=self.device).reshape(shape)
 
     def dtype(self, dtype: DType) -> torch.dtype:
         return torch.float64 if self.double and dtype.is_float else _torch(dtype)
@@ -149,28 +139,8 @@ class _Evaluator:
 
     def poly(self, poly: Poly) -> Tensor:
         """The poly as an int64 tensor."""
-        total = torch.zeros([1] * len(self.axes), dtype=torch.int64, device=self.device)
-        for monomial, c in poly.terms:
-            term: Any = torch.full_like(total, c)
-            for atom in monomial:
-                term = term * self.atom(atom)
-            total = total + term
-        return total
-
-    def atom(self, atom: Atom) -> Any:
-        match atom:
-            case Axis():
-                place = self.axes.index(atom)
-                shape = [1] * len(self.axes)
-                shape[place] = self.extents[place]
-                return torch.arange(self.extents[place], device=self.device).reshape(shape)
-            case Indirect():
-                return self.memo[atom.value]
-            case Quotient():
-                return self.poly(atom.numerator) // self.poly(atom.denominator)
-            case Remainder():
-                return self.poly(atom.numerator) % self.poly(atom.denominator)
-        return self.sizes[atom]
+        self.atoms |= {a: self.memo[a.value] for a in poly.indirects() if isinstance(a, Indirect)}
+        return torch.zeros([1] * len(self.axes), dtype=torch.int64, device=self.device) + poly.evaluate(self.atoms)
 
     def load(self, node: Load) -> Tensor:
         tensor = self.buffers[node.buffer]
@@ -183,14 +153,13 @@ class _Evaluator:
         return value.to(self.device, self.dtype(node.dtype))
 
     def pointwise(self, node: Pointwise, args: list[Tensor]) -> Tensor:
-        if node.op in CASTS:
-            return args[0].to(self.dtype(node.dtype))
         if node.op == "bitcast":
             return args[0].view(self.dtype(node.dtype))
         if node.op == "uniform":
-            return uniform_of_words(args[0], _torch(node.dtype)).to(self.dtype(node.dtype))
-        result: Tensor = SCALAR[node.op](*args)
-        return result.to(self.dtype(node.dtype))
+            args = [uniform_of_words(args[0], _torch(node.dtype))]
+        elif node.op not in CASTS:
+            args = [SCALAR[node.op](*args)]
+        return args[0].to(self.dtype(node.dtype))
 
     # reductions
 
@@ -219,14 +188,10 @@ class _Evaluator:
                 return (x.sum(dims, keepdim=True, dtype=dtype),)
             case "max" | "min":
                 return (getattr(x, f"a{monoid}")(dims, keepdim=True),)
-            case "any" | "all":
+            case "any" | "all" | "prod":
                 for dim in dims:
                     x = getattr(x, monoid)(dim, keepdim=True)
-                return (x,)
-            case "prod":
-                for dim in dims:
-                    x = x.prod(dim, keepdim=True, dtype=dtype)
-                return (x,)
+                return (x.to(dtype),)
             case "argmax" | "argmin":
                 return _extreme(monoid, x, inputs[1], dims)
             case "welford":
@@ -288,40 +253,27 @@ def _checked(index: Tensor, size: Tensor) -> Tensor:
     return index
 
 
-def _pow(a: Tensor, b: Tensor) -> Tensor:
-    return torch.pow(*torch.broadcast_tensors(a, b))
-
-
-def _division(mode: str) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda a, b: torch.div(a, b, rounding_mode=mode)
-
-
-def _scalar_functions() -> dict[str, Callable[..., Tensor]]:
-    """Torch's function for each scalar operation."""
-    same = (
-        "add sub mul div neg abs sign maximum minimum fmax fmin sqrt rsqrt remainder fmod eq ne lt le gt ge "
-        "isnan isinf signbit exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 "
-        "sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma hypot copysign nextafter "
-        "floor ceil trunc round where"
-    )
-    table: dict[str, Callable[..., Tensor]] = {name: getattr(torch, name) for name in same.split()}
-    table |= {
-        "bitand": torch.bitwise_and,
-        "bitor": torch.bitwise_or,
-        "bitxor": torch.bitwise_xor,
-        "bitnot": torch.bitwise_not,
-        "shl": torch.bitwise_left_shift,
-        "shr": torch.bitwise_right_shift,
-        "floordiv": _division("floor"),
-        "truncdiv": _division("trunc"),
-        "pow": _pow,
-        "normal_16": torch.special.ndtr,
-        "tanh_16": torch.tanh,
-        "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
-        "wrap_index": lambda index, size: _checked(torch.where(index < 0, index + size, index), size),
-        "check_index": _checked,
-    }
-    return table
-
-
-SCALAR = _scalar_functions()
+# Torch's function for each scalar operation.
+_SAME_NAME = (
+    "add sub mul div neg abs sign maximum minimum fmax fmin sqrt rsqrt remainder fmod eq ne lt le gt ge "
+    "isnan isinf signbit exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 "
+    "sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma hypot copysign nextafter "
+    "floor ceil trunc round where"
+)
+SCALAR: dict[str, Callable[..., Tensor]] = {
+    **{name: getattr(torch, name) for name in _SAME_NAME.split()},
+    "bitand": torch.bitwise_and,
+    "bitor": torch.bitwise_or,
+    "bitxor": torch.bitwise_xor,
+    "bitnot": torch.bitwise_not,
+    "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift,
+    "floordiv": partial(torch.div, rounding_mode="floor"),
+    "truncdiv": partial(torch.div, rounding_mode="trunc"),
+    "pow": lambda a, b: torch.pow(*torch.broadcast_tensors(a, b)),
+    "normal_16": torch.special.ndtr,
+    "tanh_16": torch.tanh,
+    "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
+    "wrap_index": lambda index, size: _checked(torch.where(index < 0, index + size, index), size),
+    "check_index": _checked,
+}

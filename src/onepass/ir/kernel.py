@@ -432,14 +432,12 @@ class ScheduledGroup:
 def walk(body: tuple[Statement, ...]) -> list[Statement]:
     """Every statement, outer before inner."""
     found: list[Statement] = []
-    stack = list(reversed(body))
-    while stack:
-        statement = stack.pop()
+    for statement in body:
         found.append(statement)
-        if isinstance(statement, Loop | When | Share):
-            stack.extend(reversed(statement.body))
         if isinstance(statement, Loop):
-            stack.extend(reversed(statement.prologue))
+            found += walk(statement.prologue)
+        if isinstance(statement, Loop | When | Share):
+            found += walk(statement.body)
     return found
 
 

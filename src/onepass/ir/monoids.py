@@ -7,6 +7,7 @@ the extreme, ties to the lower index.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .dtypes import DType
@@ -25,12 +26,7 @@ class Monoid:
 MONOIDS: dict[str, Monoid] = {
     m.name: m
     for m in (
-        Monoid("sum", 1, 1, 1.0),
-        Monoid("prod", 1, 1, 1.0),
-        Monoid("max", 1, 1, 1.0),
-        Monoid("min", 1, 1, 1.0),
-        Monoid("any", 1, 1, 1.0),
-        Monoid("all", 1, 1, 1.0),
+        *(Monoid(name, 1, 1, 1.0) for name in ("sum", "prod", "max", "min", "any", "all")),
         Monoid("argmax", 2, 2, 3.0),
         Monoid("argmin", 2, 2, 3.0),
         Monoid("welford", 1, 3, 6.0),
@@ -66,17 +62,18 @@ def identity(monoid: str, dtype: DType) -> float | int | bool:
 
 def lowest(dtype: DType) -> float | int | bool:
     """The smallest value of a type."""
-    if dtype.is_float:
-        return float("-inf")
-    if dtype is DType.BOOL:
-        return False
-    return 0 if dtype in (DType.U8, DType.U32) else -(1 << (dtype.bytes * 8 - 1))
+    return _range(dtype)[0]
 
 
 def highest(dtype: DType) -> float | int | bool:
     """The largest value of a type."""
+    return _range(dtype)[1]
+
+
+def _range(dtype: DType) -> tuple[float | int | bool, float | int | bool]:
     if dtype.is_float:
-        return float("inf")
+        return -math.inf, math.inf
     if dtype is DType.BOOL:
-        return True
-    return (1 << (dtype.bytes * 8 - (0 if dtype in (DType.U8, DType.U32) else 1))) - 1
+        return False, True
+    values = 1 << dtype.bytes * 8
+    return (0, values - 1) if dtype in (DType.U8, DType.U32) else (-values // 2, values // 2 - 1)

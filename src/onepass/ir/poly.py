@@ -164,7 +164,8 @@ class Poly(_Arithmetic):
 
     def __repr__(self) -> str:
         if self._text is None:
-            self._text = _print(self)
+            text = sum_text(self, lambda atom: atom.key)
+            self._text = f"({text})" if len(self.terms) > 1 else text
         return self._text
 
     @property
@@ -177,12 +178,16 @@ class Poly(_Arithmetic):
         return None
 
     @property
+    def single(self) -> Atom | None:
+        """The atom, if this is exactly one atom."""
+        one = len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1
+        return self.terms[0][0][0] if one else None
+
+    @property
     def axis(self) -> Axis | None:
         """The axis, if this is exactly one axis."""
-        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
-            atom = self.terms[0][0][0]
-            return atom if isinstance(atom, Axis) else None
-        return None
+        atom = self.single
+        return atom if isinstance(atom, Axis) else None
 
     @property
     def offset(self) -> int:
@@ -236,19 +241,17 @@ class Poly(_Arithmetic):
         """Replace atoms (axes, symbols, indirects) by polys, simplifying again."""
         return transform(self, lambda a: mapping.get(a))
 
-    def evaluate(self, values: Mapping[Atom, int]) -> int:
-        """The number, given one for each axis and symbol."""
+    def evaluate(self, values: Mapping[Atom, Any]) -> int:
+        """The number, given one for each axis and symbol; given tensors, a tensor."""
         total = 0
         for monomial, c in self.terms:
             for atom in monomial:
-                match atom:
-                    case Quotient():
-                        c *= atom.numerator.evaluate(values) // atom.denominator.evaluate(values)
-                    case Remainder():
-                        c *= atom.numerator.evaluate(values) % atom.denominator.evaluate(values)
-                    case _:
-                        c *= values[atom]
-            total += c
+                if isinstance(atom, Division):
+                    above, below = atom.numerator.evaluate(values), atom.denominator.evaluate(values)
+                    c = c * (above // below if isinstance(atom, Quotient) else above % below)
+                else:
+                    c = c * values[atom]
+            total = total + c
         return total
 
 
@@ -545,18 +548,15 @@ def product(values: Iterable[PolyLike]) -> Poly:
     return total
 
 
-def _print(poly: Poly) -> str:
+def sum_text(
+    poly: Poly, atom: Callable[[Atom], str], number: Callable[[int], str] = str, space: str = " ", times: str = "*"
+) -> str:
+    """The terms of a poly, with `space` around their signs and `times` between factors."""
     parts: list[str] = []
     for monomial, c in poly.terms:
-        factors = [a.key for a in monomial]
+        factors = [atom(a) for a in monomial]
         if abs(c) != 1 or not factors:
-            factors = [*factors, str(abs(c))] if factors else [str(abs(c))]
-        text = "*".join(factors)
-        if not parts:
-            parts.append(f"-{text}" if c < 0 else text)
-        else:
-            parts.append(f"- {text}" if c < 0 else f"+ {text}")
-    if not parts:
-        return "0"
-    text = " ".join(parts)
-    return f"({text})" if len(poly.terms) > 1 else text
+            factors.append(number(abs(c)))
+        sign = ("-" if c < 0 else "") if not parts else f"{space}{'-' if c < 0 else '+'}{space}"
+        parts.append(sign + times.join(factors))
+    return "".join(parts) or "0"

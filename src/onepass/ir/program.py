@@ -132,6 +132,13 @@ def leaves(tree: Argument) -> Iterator[Argument]:
         yield from leaves(item)
 
 
+def held(tree: Argument) -> Iterator[Buffer | HostValue]:
+    """The buffers and host values in a tree of arguments or outputs."""
+    for leaf in leaves(tree):
+        if isinstance(leaf, View | Buffer | HostValue):
+            yield leaf.buffer if isinstance(leaf, View) else leaf
+
+
 def contiguous_strides(shape: tuple[Poly, ...]) -> tuple[Poly, ...]:
     """Row-major strides."""
     strides: list[Poly] = []

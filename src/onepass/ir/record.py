@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .plan import Decision as Decision
+
 
 @dataclass(slots=True)
 class TrialRecord:
@@ -61,19 +63,6 @@ class ExternRecord:
 
 
 @dataclass(slots=True)
-class DecisionRecord:
-    """One accepted or rejected fusion."""
-
-    producer: str
-    consumer: str
-    kind: str
-    accepted: bool
-    reason: str
-    saved_us: float
-    bytes_saved: int
-
-
-@dataclass(slots=True)
 class CompileRecord:
     """Everything about one graph. `direction` is "inference", "forward" or "backward"."""
 
@@ -83,7 +72,7 @@ class CompileRecord:
     plan: str = ""
     kernels: list[KernelRecord] = field(default_factory=list)
     externs: list[ExternRecord] = field(default_factory=list)
-    decisions: list[DecisionRecord] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)  # what bytes and times assume of sizes known at run time
     bytes_moved: int = 0
     bytes_unfused: int = 0
@@ -99,15 +88,13 @@ class CompileRecord:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> CompileRecord:
-        record = CompileRecord(**{**data, "kernels": [], "externs": [], "decisions": []})
-        record.kernels = [_kernel_from_json(k) for k in data["kernels"]]
-        record.externs = [ExternRecord(**e) for e in data["externs"]]
-        record.decisions = [DecisionRecord(**d) for d in data["decisions"]]
-        return record
+        kernels = [_kernel_record(**k) for k in data["kernels"]]
+        externs, decisions = [ExternRecord(**e) for e in data["externs"]], [Decision(**d) for d in data["decisions"]]
+        return CompileRecord(**{**data, "kernels": kernels, "externs": externs, "decisions": decisions})
 
 
-def _kernel_from_json(data: dict[str, Any]) -> KernelRecord:
-    return KernelRecord(**{**data, "trials": [TrialRecord(**t) for t in data.get("trials", ())]})
+def _kernel_record(trials: Any = (), **fields: Any) -> KernelRecord:
+    return KernelRecord(**fields, trials=[TrialRecord(**t) for t in trials])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from .callables import callable_name
 from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, postorder
 from .plan import Store
-from .poly import PLACE, Atom, Axis, Poly, Quotient, Remainder, Symbol
+from .poly import PLACE, Atom, Axis, Division, Poly, Symbol
 from .program import Argument, Buffer, Define, Extern, Program, View
 
 _LITERALS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -150,10 +150,8 @@ def _atom(atom: Atom, say: Say) -> str:
             return atom.name
         case Symbol():
             return f"{atom.name}={atom.hint}>={atom.lower}"
-        case Quotient():
-            return f"({_poly(atom.numerator, say)} // {_poly(atom.denominator, say)})"
-        case Remainder():
-            return f"({_poly(atom.numerator, say)} % {_poly(atom.denominator, say)})"
+        case Division():
+            return f"({_poly(atom.numerator, say)} {atom.sign} {_poly(atom.denominator, say)})"
         case Indirect():
             return f"[{say(atom.value)}]"
     raise AssertionError(type(atom))

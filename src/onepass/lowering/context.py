@@ -6,17 +6,18 @@ fused chain is not re-rounded. Operands that must be seen as stored are read wit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ..analysis.access import flat_offset
 from ..ir.dtypes import DType, from_torch
-from ..ir.expr import Const, Expr, Index, Load, Reduce, pointwise, postorder, rewrite
+from ..ir.expr import Const, Expr, Index, Load, Reduce, literal, pointwise, postorder, rewrite
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define, HostValue, Origin, Statement, View, contiguous_strides
 from .float8 import decode, encode
-from .promotion import literal
 from .registry import Unsupported
 from .symbols import Sizes
 from .torch_private import FakeTensor
@@ -29,20 +30,19 @@ Operand = Ref | Scalar
 class Context:
     """State of one graph's lowering. `origin` and `outs` belong to the node being lowered."""
 
-    def __init__(self, precision: str) -> None:
-        self.precision = precision
-        self.wide_statistics = True
+    def __init__(self, precision: str, wide_statistics: bool) -> None:
+        assert precision in ("fused", "eager"), precision
+        self.precision, self.wide_statistics = precision, wide_statistics
         self.sizes = Sizes()
         self.statements: list[Statement] = []
         self.origin = Origin("", "")
         self.outs: tuple[TensorMeta, ...] = ()
         self._known: dict[tuple[Any, ...], Ref] = {}
         self._defined: set[Buffer] = set()
-        self._fresh: set[Buffer] = set()
-        self._constants: dict[Buffer, Const] = {}
+        self.fresh: set[Buffer] = set()  # buffers with a storage of their own, made by this program
+        self.constants: dict[Buffer, Const] = {}  # buffers that are all one number: kernels need not read them
         self.means: dict[Buffer, Reduce] = {}  # buffers that hold a mean, and the sum it divides
-        self._buffers = 0
-        self._hosts = 0
+        self._buffers, self._hosts = itertools.count(), itertools.count()
 
     @property
     def out(self) -> TensorMeta:
@@ -51,14 +51,15 @@ class Context:
 
     # reading
 
-    def read(self, operand: Operand, dtype: DType, *, exact: bool = False, shape: Sequence[Poly] | None = None) -> Expr:
-        """The operand at the axes of `shape` (the result's), converted for computing in `dtype`.
+    def read(self, operand: Operand, dtype: DType | None = None, *, exact: bool = False) -> Expr:
+        """The operand at the axes of the result, converted for computing in `dtype` (the result's).
 
-        The result has type `dtype.compute`. `exact` keeps the rounding to `dtype`, as the operands
+        The value has type `dtype.compute`. `exact` keeps the rounding to `dtype`, as the operands
         of discontinuous operations need.
         """
+        dtype = self.out.dtype if dtype is None else dtype
         if isinstance(operand, Ref):
-            value = operand.aligned(self.out.shape if shape is None else shape)
+            value = operand.aligned(self.out.shape)
         elif isinstance(operand, Poly):
             value = self.size(operand, DType.I64)
         elif isinstance(operand, HostNumber):
@@ -95,10 +96,11 @@ class Context:
             return pointwise("narrow", value, dtype=dtype)
         return pointwise("cast", value, dtype=dtype)
 
-    def stored(self, operand: Operand, dtype: DType, shape: Sequence[Poly] | None = None) -> Expr:
-        """The operand at the axes of `shape`, as a value of type `dtype` itself: for moving data."""
+    def stored(self, operand: Operand, dtype: DType | None = None) -> Expr:
+        """The operand at the axes of the result, as a value of type `dtype` (the result's) itself: for moving data."""
+        dtype = self.out.dtype if dtype is None else dtype
         if isinstance(operand, Ref):
-            return self.convert(operand.aligned(self.out.shape if shape is None else shape), dtype)
+            return self.convert(operand.aligned(self.out.shape), dtype)
         if isinstance(operand, Poly):
             return self.size(operand, dtype)
         if isinstance(operand, HostNumber):
@@ -125,21 +127,12 @@ class Context:
         if known is None:
             known = self._known[key] = self.define_afresh(value, meta)
             if isinstance(value, Const):
-                self._constants[known.buffer] = value
+                self.constants[known.buffer] = value
         return known
-
-    def mark_constant(self, buffer: Buffer, value: Const) -> None:
-        """Note that all of a buffer is one number: kernels need not read it."""
-        self._constants[buffer] = value
-
-    def copy_constant(self, source: Any, buffer: Buffer) -> None:
-        """Note that a buffer is a copy of all of another, whose number it then has too."""
-        if isinstance(source, Ref) and source.buffer in self._constants:
-            self.mark_constant(buffer, self._constants[source.buffer])
 
     def _with_constants(self, value: Expr) -> Expr:
         """The value with loads of constant buffers replaced by the constant."""
-        constants = self._constants
+        constants = self.constants
         if not any(isinstance(e, Load) and e.buffer in constants for e in postorder([value])):
             return value
         return rewrite(value, lambda e: constants.get(e.buffer) if isinstance(e, Load) else None)
@@ -148,6 +141,7 @@ class Context:
         """A buffer of its own, even if another holds the same value."""
         buffer = self.new_buffer(meta)
         self._defined.add(buffer)
+        self.fresh.add(buffer)
         self.statements.append(Define(buffer, axes_of(meta.shape), value, self.origin))
         return whole(buffer)
 
@@ -157,27 +151,15 @@ class Context:
         like = (buffer.shape, buffer.strides, buffer.device) == (meta.shape, meta.strides, meta.device)
         return like and buffer in self._defined and value.index == own_point(meta.shape)
 
-    def mark_fresh(self, buffer: Buffer) -> None:
-        """Note that an extern's result shares no storage with anything."""
-        self._fresh.add(buffer)
-
-    def is_fresh(self, buffer: Buffer) -> bool:
-        """Whether the buffer has a storage of its own, made by this program."""
-        return buffer in self._defined or buffer in self._fresh
-
     def define_internal(self, value: Expr, shape: Sequence[Poly], dtype: DType) -> Ref:
         """An intermediate of a rule that FX does not know of."""
         return self.define(value, TensorMeta(tuple(shape), contiguous_strides(tuple(shape)), dtype, self.out.device))
 
     def new_buffer(self, meta: TensorMeta, name: str | None = None) -> Buffer:
-        if name is None:
-            name, self._buffers = f"b{self._buffers}", self._buffers + 1
-        return Buffer(name, meta.dtype, meta.shape, meta.strides, meta.device)
+        return Buffer(name or f"b{next(self._buffers)}", meta.dtype, meta.shape, meta.strides, meta.device)
 
     def new_host_value(self, name: str | None = None) -> HostValue:
-        if name is None:
-            name, self._hosts = f"h{self._hosts}", self._hosts + 1
-        return HostValue(name)
+        return HostValue(name or f"h{next(self._hosts)}")
 
     # views on the host
 
@@ -215,16 +197,11 @@ class Context:
 
 def strided(ref: Ref, meta: TensorMeta) -> View | None:
     """The ref as a strided view of its buffer with `meta`'s strides, if it is one."""
-    position = Poly.ZERO
-    for index, stride in zip(ref.index, ref.buffer.strides, strict=True):
-        position = position + index * stride
-    offset = position
+    position = flat_offset(ref.buffer, ref.index)
     for number, extent in enumerate(ref.shape):
-        if extent is Poly.ONE:
-            continue
-        axis = Axis(f"d{number}", extent)
-        step = position.coefficient(axis)
-        if step is None or step.axes or (step is not meta.strides[number] and extent is not Poly.ZERO):
-            return None
-        offset = offset.substitute({axis: Poly.ZERO})
-    return View(ref.buffer, meta.shape, meta.strides, offset)
+        if extent is not Poly.ONE:
+            step = position.coefficient(Axis(f"d{number}", extent))
+            if step is None or step.axes or (step is not meta.strides[number] and extent is not Poly.ZERO):
+                return None
+    start = position.substitute(dict.fromkeys(axes_of(ref.shape), Poly.ZERO))
+    return View(ref.buffer, meta.shape, meta.strides, start)

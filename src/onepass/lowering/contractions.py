@@ -9,18 +9,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Part, Reduce, pointwise
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from .context import Context
-from .promotion import literal
 from .registry import Rule, lowers
 from .values import Ref, axis
 
-aten = torch.ops.aten
 CONTRACTIONS: dict[object, Rule] = {}
 # What sums of products of a type are kept in.
 _SUMS = {
@@ -46,13 +42,13 @@ def _sum_of_products(ctx: Context, left: Ref, right: Ref) -> Expr | None:
     return Part(Reduce("sum", (product,), (over,)), 0)
 
 
-@contracts(aten.mm.default, aten.bmm.default, aten._int_mm.default)
+@contracts("mm bmm _int_mm")
 def product(ctx: Context, out: Buffer, left: Ref, right: Ref) -> Expr | None:
     total = _sum_of_products(ctx, left, right)
     return None if total is None else ctx.convert(total, out.dtype)
 
 
-@contracts(aten.addmm.default, aten.baddbmm.default)
+@contracts("addmm baddbmm")
 def sum_and_product(
     ctx: Context, out: Buffer, added: Ref, left: Ref, right: Ref, *, beta: Any = 1, alpha: Any = 1
 ) -> Expr | None:
@@ -60,36 +56,26 @@ def sum_and_product(
     if total is None or not isinstance(beta, int | float) or not isinstance(alpha, int | float):
         return None
     if alpha != 1:
-        total = pointwise("mul", total, literal(float(alpha), DType.F32))
+        total = total * float(alpha)
     if beta != 0:
         term = ctx.computing(added.aligned(out.shape), out.dtype)
-        total = pointwise("add", total, term if beta == 1 else pointwise("mul", term, literal(float(beta), DType.F32)))
+        total = total + (term if beta == 1 else term * float(beta))
     return ctx.convert(total, out.dtype)
 
 
-@contracts(aten._scaled_mm.default)
+@contracts("_scaled_mm")
 def scaled_product(
-    ctx: Context,
-    out: Buffer,
-    left: Ref,
-    right: Ref,
-    left_scale: Ref,
-    right_scale: Ref,
-    bias: Ref | None = None,
-    result_scale: Ref | None = None,
-    out_dtype: object = None,
-    use_fast_accum: bool = False,
-) -> Expr | None:
+    ctx: Context, out: Buffer, left: Ref, right: Ref, left_scale: Ref, right_scale: Ref, bias: Ref | None = None,
+    result_scale: Ref | None = None, *options: object,
+) -> Expr | None:  # fmt: skip
     """One scale for a whole matrix, or for each of its rows and of the other's columns."""
     total = _sum_of_products(ctx, left, right)
-    scales = [_scale(left_scale, out, 0), _scale(right_scale, out, 1)]
-    if total is None or None in scales or result_scale is not None or not out.dtype.is_float:
+    of_rows, of_columns = _scale(left_scale, out, 0), _scale(right_scale, out, 1)
+    if total is None or of_rows is None or of_columns is None or result_scale is not None or not out.dtype.is_float:
         return None
-    for scale in scales:
-        assert scale is not None
-        total = pointwise("mul", total, scale)
+    total = total * of_rows * of_columns
     if bias is not None:
-        total = pointwise("add", total, ctx.computing(bias.aligned(out.shape), bias.dtype))
+        total = total + ctx.computing(bias.aligned(out.shape), bias.dtype)
     return ctx.convert(total, out.dtype)
 
 

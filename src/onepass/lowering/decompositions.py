@@ -8,89 +8,44 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from .foreach import foreach_decompositions
+from ..ir.callables import operators
 from .random_decompositions import RANDOM
 from .registry import RULES
 from .strides import layout_decompositions
-from .torch_private import core_aten_decompositions, every_decomposition, suggest_memory_format
+from .torch_private import (
+    OpOverload,
+    call_general,
+    core_aten_decompositions,
+    every_decomposition,
+    suggest_memory_format,
+)
 
-aten = torch.ops.aten
 Table = dict[Any, Callable[..., Any]]
 
-_BATCH_NORMS = (
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit_no_training.default,
-    aten._batch_norm_with_update_functional.default,
-    aten._batch_norm_no_update.default,
+_BATCH_NORMS = operators(
+    "native_batch_norm _native_batch_norm_legit.default/no_stats _native_batch_norm_legit_functional "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update_functional _batch_norm_no_update"
 )
 # Taken apart in addition to torch's core table.
-_ALSO = (
-    aten._softmax.default,
-    aten._log_softmax.default,
-    aten.native_layer_norm.default,
-    aten.native_group_norm.default,
-    *_BATCH_NORMS,
-    aten.batch_norm_backward.default,
-    aten.ldexp.Tensor,
-    aten.dist.default,
+_ALSO = _BATCH_NORMS + operators(
+    "_softmax _log_softmax native_layer_norm native_group_norm batch_norm_backward ldexp.Tensor dist"
 )
-# One library call is better than the many operations these would become.
-_WHOLE = (
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_attention_math.default,
-    aten.scaled_dot_product_attention.default,
-    aten.addbmm.default,
-    aten.baddbmm.default,
-    aten.addmv.default,
-    aten.mv.default,
-    aten.dot.default,
-    aten.vdot.default,
-    aten.take.default,  # torch's form calls .item() on a 0-d index
-    aten.index_add.default,
-    aten.index_copy.default,
-    aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor,
-    aten.embedding_dense_backward.default,
-    aten.unfold_backward.default,
-    aten.im2col.default,
-    aten.col2im.default,
-    aten.max_unpool2d.default,
-    aten.max_unpool3d.default,
-    aten.cdist.default,
-    aten._euclidean_dist.default,
-    aten.linalg_solve.default,
-    aten.lu_solve.default,
-    aten.lstm.input,
-    aten.lstm.data,
-    aten.gru.input,
-    aten.gru.data,
-    aten._unsafe_masked_index_put_accumulate.default,
-    aten._chunk_cat.default,
+# One library call is better than the many operations these would become. (Torch's `take` calls .item() on a 0-d index.)
+_WHOLE = operators(
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math scaled_dot_product_attention "
+    "addbmm baddbmm addmv mv dot vdot take index_add index_copy index_fill.int_Scalar/int_Tensor "
+    "embedding_dense_backward unfold_backward im2col col2im max_unpool2d max_unpool3d cdist _euclidean_dist "
+    "linalg_solve lu_solve lstm.input/data gru.input/data _unsafe_masked_index_put_accumulate _chunk_cat"
 )
-
-
 # Eager gives these results its suggested memory format; torch's own decompositions keep the input's strides.
-_SUGGESTED = (
-    aten.log_sigmoid_forward.default,
-    *_BATCH_NORMS,
-)
-
-
+_SUGGESTED = operators("log_sigmoid_forward") + _BATCH_NORMS
 # Eager's integers step in their own type; torch's own decompositions step in float64.
-_FLOATING_ONLY = (
-    aten.linspace.default,
-    aten.linspace.Tensor_Tensor,
-    aten.linspace.Tensor_Scalar,
-    aten.linspace.Scalar_Tensor,
-)
+_FLOATING_ONLY = operators("linspace.default/Tensor_Tensor/Tensor_Scalar/Scalar_Tensor")
 
 
 def _floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,20 +88,41 @@ def _log_of_sum(exponential: Callable[..., Any], unit: float, otherwise: Callabl
 def decomposition_table() -> Table:
     """The table to give AOTAutograd. Made once: torch's own takes 0.1 s to collect."""
     table: Table = dict(core_aten_decompositions())
-    for op in _ALSO:
-        if op in every_decomposition:
-            table[op] = every_decomposition[op]
-    for op in (*_WHOLE, *RULES):
-        table.pop(op, None)
+    table |= {op: every_decomposition[op] for op in _ALSO if op in every_decomposition}
+    table = {op: decomposition for op, decomposition in table.items() if op not in _WHOLE and op not in RULES}
     table |= {op: _in_suggested_format(table[op]) for op in _SUGGESTED if op in table}
     table |= {op: _floating_only(table[op]) for op in _FLOATING_ONLY if op in table}
-    for op, exponential, base in (
-        (aten.logaddexp.default, torch.exp, math.e),
-        (aten.logaddexp2.default, torch.exp2, 2),
-    ):
-        if op in table:
-            table[op] = _log_of_sum(exponential, 1 / math.log(base), table[op])
-    table.update(layout_decompositions())
-    table.update(RANDOM)
-    table.update(foreach_decompositions())
-    return table
+    exponentials = zip(operators("logaddexp logaddexp2"), (torch.exp, torch.exp2), (math.e, 2), strict=True)
+    table |= {op: _log_of_sum(exp, 1 / math.log(base), table[op]) for op, exp, base in exponentials if op in table}
+    return table | layout_decompositions() | RANDOM | _foreach()
+
+
+# Lists of tensors, what a compiled optimiser step is made of, are taken apart so that the updates of all parameters can
+# share kernels. Torch's own general implementation is a loop over the tensors; tracing it is the decomposition.
+_FOREACH = (
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
+    "round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div pow clamp_min clamp_max maximum minimum "
+    "addcmul addcdiv lerp norm max clone"
+)
+_READS_DATA = operators("_foreach_addcmul.Tensor _foreach_addcdiv.Tensor")
+
+
+def _foreach() -> Table:
+    """The decompositions of those overloads of `_foreach_*` that this torch has."""
+    table: Table = {op: functools.partial(call_general, op) for op in _foreach_overloads()}
+    # Torch's loops over these two change a clone.
+    copy, zero = operators("_foreach_copy _foreach_zero")
+    return table | {copy: _copy_each, zero: lambda tensors: [torch.zeros_like(x) for x in tensors]}
+
+
+def _foreach_overloads() -> Iterator[OpOverload]:
+    for name in _FOREACH.split():
+        packet = getattr(torch.ops.aten, f"_foreach_{name}", None)
+        for overload in () if packet is None else packet.overloads():
+            op = getattr(packet, overload)
+            if not op._schema.is_mutable and op not in _READS_DATA:
+                yield op
+
+
+def _copy_each(xs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False) -> Any:
+    return [torch.ops.aten.copy(x, y) for x, y in zip(xs, sources, strict=True)]

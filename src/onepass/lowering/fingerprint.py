@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
 
 from ..ir.callables import callable_name
 from ..ir.record import CompileRecord
@@ -74,13 +75,11 @@ def reattach(record: CompileRecord, names: Sequence[str], graph_module: GraphMod
     def name(old: str) -> str:
         return now[old].node if old in now else old
 
-    kernels = []
-    for kernel in record.kernels:
-        operations = [
-            {**o, "node": name(o["node"]), "line": now[o["node"]].line} if o.get("node") in now else o
-            for o in kernel.operations
-        ]
-        kernels.append(replace(kernel, operations=operations))
+    def operation(of: dict[str, str]) -> dict[str, str]:
+        origin = now.get(of.get("node", ""))
+        return of if origin is None else {**of, "node": origin.node, "line": origin.line}
+
+    kernels = [replace(k, operations=[operation(o) for o in k.operations]) for k in record.kernels]
     externs = [replace(e, name=name(e.name), line=now[e.name].line) if e.name in now else e for e in record.externs]
     decisions = [replace(d, producer=name(d.producer), consumer=name(d.consumer)) for d in record.decisions]
     return replace(record, kernels=kernels, externs=externs, decisions=decisions)
@@ -139,30 +138,22 @@ class _Text:
         return found
 
     def _tree(self, tree: Any) -> str:
-        if isinstance(tree, Node):
-            return self._nodes[tree]
-        kind = type(tree)
-        if kind in _PLAIN:
-            return repr(tree)
-        if isinstance(tree, list):
-            return f"[{','.join(map(self._tree, tree))}]"
-        if isinstance(tree, tuple):
-            return f"({','.join(map(self._tree, tree))})"
-        if isinstance(tree, dict):
-            return f"{{{','.join(f'{self._tree(k)}:{self._tree(v)}' for k, v in tree.items())}}}"
-        if kind is slice:
-            return f"slice{self._tree((tree.start, tree.stop, tree.step))}"
-        if isinstance(tree, _NAMED):
-            return str(tree)
-        return self._size(tree)
+        return repr(map_aggregate(tree, self._leaf))
+
+    def _leaf(self, value: Any) -> str:
+        """No leaf's text is another's: that of a string is in quotes."""
+        if isinstance(value, Node):
+            return self._nodes[value]
+        if type(value) in _PLAIN:
+            return repr(value)
+        return str(value) if isinstance(value, _NAMED) else self._size(value)
 
     def _value(self, value: Any) -> str:
         """What FX knows of a result."""
         if isinstance(value, torch.Tensor):
             kind = "" if isinstance(value, FakeTensor) or type(value) is torch.Tensor else type(value).__qualname__
-            if value.layout is not torch.strided:
-                return f"{kind}{value.dtype}@{value.device}{value.layout}{self._tree(value.shape)}"
-            return f"{kind}{value.dtype}@{value.device}{self._tree(value.shape)}{self._tree(value.stride())}"
+            layout = self._tree(value.stride()) if value.layout is torch.strided else value.layout
+            return f"{kind}{value.dtype}@{value.device}{self._tree(value.shape)}{layout}"
         if isinstance(value, tuple | list):
             return f"({','.join(map(self._value, value))})"
         return self._tree(value)

@@ -12,19 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
+from ..ir.callables import operators
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, const, pointwise
+from ..ir.expr import Expr, calculate, literal, pointwise
 
-aten, prims = torch.ops.aten, torch.ops.prims
-
-MOVES = frozenset(
-    [
-        aten._to_copy.default, prims.convert_element_type.default, aten.clone.default, aten.view.default,
-        aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
-        aten.squeeze.dim, aten.squeeze.dims, aten.permute.default, aten.transpose.int, aten.t.default,
-        aten.expand.default, aten.slice.Tensor, aten.select.int,
-    ]
-)  # fmt: skip
+MOVES = operators(
+    "_to_copy prims.convert_element_type.default clone view _unsafe_view reshape unsqueeze squeeze.default/dim/dims "
+    "permute transpose.int t expand slice.Tensor select.int"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +57,21 @@ def _saturates() -> bool:
 def encode(value: Expr, dtype: DType) -> Expr:
     """A float32 value as float8."""
     f = _FORMATS[dtype]
-    bits = pointwise("bitcast", value, dtype=DType.I32)
-    size = pointwise("bitand", bits, _number(0x7FFFFFFF))
-    odd = pointwise("bitand", pointwise("shr", size, _number(f.dropped)), _number(1))
-    half = pointwise("add", size, _number(f.rebias + (1 << (f.dropped - 1)) - 1))
-    normal = pointwise("shr", pointwise("add", half, odd), _number(f.dropped))
+    bits = _bits(value)
+    size = bits & 0x7FFFFFFF
+    odd = (size >> f.dropped) & 1
+    normal = (size + (f.rebias + (1 << (f.dropped - 1)) - 1) + odd) >> f.dropped
     # Below the smallest normal number, an addition rounds where the last bit of the result is.
-    step = 2.0 ** (24 - f.bias - f.mantissa)
-    moved = pointwise("add", pointwise("bitcast", size, dtype=DType.F32), const(step, DType.F32))
-    step_bits = (int(math.log2(step)) + 127) << 23
-    small = pointwise("sub", pointwise("bitcast", moved, dtype=DType.I32), _number(step_bits))
-    least = _number((128 - f.bias) << 23)
-    code = _where(pointwise("lt", size, least), small, normal)
+    exponent = 24 - f.bias - f.mantissa
+    small = _bits(_number(size) + 2.0**exponent) - ((exponent + 127) << 23)
+    code = _where("lt", size, (128 - f.bias) << 23, small, normal)
     large = f.infinite
     if f.infinite == _NAN and _saturates():
         large = _NAN - 1
-        code = pointwise("minimum", code, _number(large))  # a number just below may have been rounded up
-    beyond = _where(pointwise("gt", size, _number(_FLOAT_INFINITY)), _number(_NAN), _number(large))
-    code = _where(pointwise("ge", size, _number(f.overflow)), beyond, code)
-    sign = pointwise("bitand", pointwise("shr", bits, _number(24)), _number(0x80))
-    byte = pointwise("cast", pointwise("bitor", code, sign), dtype=DType.U8)
+        code = calculate("minimum", code, large)  # a number just below may have been rounded up
+    beyond = _where("gt", size, _FLOAT_INFINITY, literal(_NAN, DType.I32), large)
+    code = _where("ge", size, f.overflow, beyond, code)
+    byte = pointwise("cast", code | ((bits >> 24) & 0x80), dtype=DType.U8)
     return pointwise("bitcast", byte, dtype=dtype)
 
 
@@ -89,22 +79,21 @@ def decode(value: Expr) -> Expr:
     """A float8 value as float32."""
     f = _FORMATS[value.dtype]
     byte = pointwise("cast", pointwise("bitcast", value, dtype=DType.U8), dtype=DType.I32)
-    size = pointwise("bitand", byte, _number(0x7F))
-    scaled = pointwise("bitcast", pointwise("shl", size, _number(f.dropped)), dtype=DType.F32)
-    number = pointwise("mul", scaled, const(2.0 ** (127 - f.bias), DType.F32))
+    size = byte & 0x7F
+    number = _number(size << f.dropped) * 2.0 ** (127 - f.bias)
     if f.infinite != _NAN:
-        infinite = pointwise("eq", size, _number(f.infinite))
-        number = pointwise("where", infinite, const(math.inf, DType.F32), number, dtype=DType.F32)
-    nan = pointwise("gt", size, _number(min(f.infinite, _NAN - 1)))
-    number = pointwise("where", nan, const(math.nan, DType.F32), number, dtype=DType.F32)
-    sign = pointwise("shl", pointwise("bitand", byte, _number(0x80)), _number(24))
-    signed = pointwise("bitor", pointwise("bitcast", number, dtype=DType.I32), sign)
-    return pointwise("bitcast", signed, dtype=DType.F32)
+        number = _where("eq", size, f.infinite, math.inf, number)
+    number = _where("gt", size, min(f.infinite, _NAN - 1), math.nan, number)
+    return _number(_bits(number) | ((byte & 0x80) << 24))
 
 
-def _number(value: int) -> Expr:
-    return const(value, DType.I32)
+def _bits(number: Expr) -> Expr:
+    return pointwise("bitcast", number, dtype=DType.I32)
 
 
-def _where(condition: Expr, yes: Expr, no: Expr) -> Expr:
-    return pointwise("where", condition, yes, no, dtype=DType.I32)
+def _number(bits: Expr) -> Expr:
+    return pointwise("bitcast", bits, dtype=DType.F32)
+
+
+def _where(comparison: str, left: Expr, right: int, yes: Expr | float, no: Expr | float) -> Expr:
+    return calculate("where", calculate(comparison, left, right), yes, no)

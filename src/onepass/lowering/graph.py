@@ -18,18 +18,18 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..ir.callables import graph_constant
+from ..ir.expr import Expr, literal
 from ..ir.poly import Poly, Symbol
-from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, contiguous_strides, leaves
+from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, held, leaves
 from . import activations, creation, indexing, movement, pointwise, random, reductions, views
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
 from .origins import origin_of
-from .overwrites import change_own, find_overwrites, held, read_by
-from .promotion import literal
+from .overwrites import change_own, find_overwrites, read_by
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
-from .registry import RULES, Unsupported
+from .registry import RULES, Unsupported, supported
 from .strides import eager_strides
 from .torch_private import OpOverload, folded_value, storage_key
 from .values import HostNumber, Ref, TensorMeta, axes_of, whole
@@ -51,24 +51,17 @@ def lower_graph(
 
     `device` is the kind of device kernels run on (any where empty); `wide_statistics`: variances in float64.
     """
-    lowering = _Lowering(graph_module, precision, strict, device)
-    lowering.ctx.wide_statistics = wide_statistics
-    return lowering.run()
+    return _Lowering(graph_module, Context(precision, wide_statistics), strict, device).run()
 
 
 class _Lowering:
     """One walk over a graph."""
 
-    def __init__(self, graph_module: GraphModule, precision: str, strict: bool, device: str) -> None:
-        assert precision in ("fused", "eager"), precision
-        self.module = graph_module
-        self.strict = strict
-        self.device = device
-        self.ctx = Context(precision)
+    def __init__(self, graph_module: GraphModule, ctx: Context, strict: bool, device: str) -> None:
+        self.module, self.ctx, self.strict, self.device = graph_module, ctx, strict, device
         self.values: dict[Node, Any] = {}
         self.given: dict[Node, Ref] = {}  # tensor inputs, as they were before any update
         self.inputs: list[Buffer | HostValue | Symbol] = []
-        self.outputs: tuple[Any, ...] = ()
         self.updates: list[Update] = []
         self.overwritten: dict[Buffer, Buffer] = {}  # a state of an input that was changed in place -> the input
         self.overwrites = find_overwrites(graph_module.graph, self.ctx.meta)  # nodes that change an input in place
@@ -76,24 +69,23 @@ class _Lowering:
         self.sources: dict[Symbol, tuple[Buffer, int]] = {}
 
     def run(self) -> Program:
+        rules = {
+            "placeholder": self.placeholder,
+            "get_attr": self.attribute,
+            "call_function": self.call,
+            "output": self.output,
+        }
         for node in self.module.graph.nodes:
+            if node.op not in rules:
+                raise Unsupported(f"an FX node of kind {node.op}")
             self.ctx.origin = origin_of(node)
-            match node.op:
-                case "placeholder":
-                    self.values[node] = self.placeholder(node)
-                case "get_attr":
-                    self.values[node] = self.attribute(node)
-                case "call_function":
-                    self.values[node] = self.call(node)
-                case "output":
-                    self.outputs = self.output(node)
-                case _:
-                    raise Unsupported(f"an FX node of kind {node.op}")
+            self.values[node] = rules[node.op](node)
+        outputs = self.values[self.module.graph.output_node()]
         shared = share_welford(self.ctx.statements, self.ctx.means)
-        statements = change_own(_live([*shared, *self.updates], self.outputs), self.outputs)
+        statements = change_own(_live([*shared, *self.updates], outputs), outputs)
         given = {i for i in self.inputs if isinstance(i, Symbol)}
         sources = {s: at for s, at in self.sources.items() if s not in given}
-        return Program(tuple(self.inputs), tuple(statements), self.outputs, sources)
+        return Program(tuple(self.inputs), tuple(statements), outputs, sources)
 
     # inputs and constants
 
@@ -107,33 +99,23 @@ class _Lowering:
         buffer = self.ctx.new_buffer(meta, name)
         self.inputs.append(buffer)
         for dim, size in enumerate(buffer.shape):
-            symbols = size.symbols()
-            if len(symbols) == 1 and size is (symbol := symbols.pop()).poly():
+            if isinstance(symbol := size.single, Symbol):
                 self.sources.setdefault(symbol, (buffer, dim))
         self.given[node] = whole(buffer)
         return self.given[node]
 
     def known_meta(self, value: Any) -> TensorMeta | None:
         """What FX says of a tensor that kernels handle; None for everything else."""
-        try:
-            return self.ctx.meta(value) if isinstance(value, torch.Tensor) else None
-        except Unsupported:
-            return None
+        return supported(self.ctx.meta, value) if isinstance(value, torch.Tensor) else None
 
     def integer_input(self, value: torch.SymInt, name: str) -> Any:
-        try:
-            poly = self.ctx.sizes.poly(value)
-        except Unsupported:
+        if (poly := supported(self.ctx.sizes.poly, value)) is None:
             return self.host_input(name)
-        symbols = poly.symbols()
-        if len(symbols) == 1 and poly is (symbol := symbols.pop()).poly():
-            self.inputs.append(symbol)
-            return poly
-        # A product of sizes, say, given as one number: a symbol of its own.
-        whole_size = Symbol(name, 0, value.node.hint)
-        self.ctx.sizes.inputs[value.node.expr] = whole_size
-        self.inputs.append(whole_size)
-        return whole_size.poly()
+        if not isinstance(symbol := poly.single, Symbol):
+            # A product of sizes, say, given as one number: a symbol of its own.
+            symbol = self.ctx.sizes.inputs[value.node.expr] = Symbol(name, 0, value.node.hint)
+        self.inputs.append(symbol)
+        return symbol.poly()
 
     def host_input(self, name: str) -> HostValue:
         host = self.ctx.new_host_value(name)
@@ -153,7 +135,7 @@ class _Lowering:
                 return self.ctx.define(folded, meta)
         constant = self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
         if folded is not None:  # kernels know the number; calls on the other device have the tensor
-            self.ctx.mark_constant(constant.buffer, folded)
+            self.ctx.constants[constant.buffer] = folded
         return constant
 
     def is_here(self, device: str) -> bool:
@@ -172,8 +154,7 @@ class _Lowering:
         if node in self.overwrites:
             return self.overwrite(node)
         if _is_size_arithmetic(target):
-            size = self.size_result(node)
-            return self.float_result(node) if size is None else size
+            return self.size(node)
         rule = RULES.get(target)
         if rule is None:
             return self.extern(node, why_library(target))
@@ -209,28 +190,27 @@ class _Lowering:
         if not all(map(self.is_here, devices)):
             raise Unsupported(f"not on the {self.device} device that this graph's kernels run on")
         positional, named = normalise(node.target, args, kwargs)
-        return rule(self.ctx, *positional, **named)
+        found = rule(self.ctx, *positional, **named)
+        if isinstance(found, tuple):
+            return tuple(self.defined(f, meta) for f, meta in zip(found, self.ctx.outs, strict=True))
+        return self.defined(found, self.ctx.out)
 
-    def size_result(self, node: Node) -> Any:
-        """Arithmetic on sizes needs no code: its value is its expression."""
+    def defined(self, found: Expr | Ref, meta: TensorMeta) -> Ref:
+        """What a rule returns: the value of a new buffer, or a view of a known one."""
+        return found if isinstance(found, Ref) else self.ctx.define(found, meta)
+
+    def size(self, node: Node) -> Any:
+        """Arithmetic on sizes needs no code: its value is its expression.
+
+        A float made of sizes is a value for kernels, computed by the host where a call needs it.
+        """
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            try:
-                return self.ctx.sizes.poly(value)
-            except Unsupported:
-                return None
-        return value if isinstance(value, int | float) else None
-
-    def float_result(self, node: Node) -> Any:
-        """A float made of sizes: a value for kernels, computed by the host where a call needs it."""
+        poly = supported(self.ctx.sizes.poly, value) if isinstance(value, torch.SymInt) else None
+        if poly is not None or isinstance(value, int | float):
+            return value if poly is None else poly
         host = self.extern(node, why_library(node.target))
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymFloat):
-            try:
-                return HostNumber(self.ctx.sizes.number(value), host)
-            except Unsupported:
-                pass
-        return host
+        number = supported(self.ctx.sizes.number, value) if isinstance(value, torch.SymFloat) else None
+        return host if number is None else HostNumber(number, host)
 
     # externs
 
@@ -238,23 +218,23 @@ class _Lowering:
         """Run the node as eager would; tensors it reads become views with FX's strides."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.argument)
         result = self.extern_call(node, node.target, tuple(args), dict(kwargs), why)
-        if node.target is aten.lift_fresh_copy.default and isinstance(result, Ref):
-            self.ctx.copy_constant(self.values[node.args[0]], result.buffer)
+        source = self.values[node.args[0]] if node.target is aten.lift_fresh_copy.default else None
+        if isinstance(source, Ref) and isinstance(result, Ref) and source.buffer in self.ctx.constants:
+            self.ctx.constants[result.buffer] = self.ctx.constants[source.buffer]  # a copy has its number
         return result
 
     def extern_call(self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
         value = node.meta.get("val", args[0] if target is graph_constant else None)
         ordered = is_ordered(target) or node.is_impure()
-        if (meta := self.known_meta(value)) is not None:
-            buffer = self.ctx.new_buffer(meta)
-            contraction = self.contraction(node, buffer)
-            self.ctx.statements.append(Extern(buffer, target, args, kwargs, self.ctx.origin, why, ordered, contraction))
-            if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
-                self.ctx.mark_fresh(buffer)
-            return whole(buffer)
-        host = self.ctx.new_host_value()
-        self.ctx.statements.append(Extern(host, target, args, kwargs, self.ctx.origin, why, ordered))
-        return host
+        meta = self.known_meta(value)
+        result = self.ctx.new_host_value() if meta is None else self.ctx.new_buffer(meta)
+        contraction = self.contraction(node, result) if isinstance(result, Buffer) else None
+        self.ctx.statements.append(Extern(result, target, args, kwargs, self.ctx.origin, why, ordered, contraction))
+        if isinstance(result, HostValue):
+            return result
+        if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
+            self.ctx.fresh.add(result)
+        return whole(result)
 
     def contraction(self, node: Node, buffer: Buffer) -> Define | None:
         """The same result as a sum of products, where the operation is one and kernels may compute it."""
@@ -283,7 +263,7 @@ class _Lowering:
         if not isinstance(value, Ref):
             return value
         known = self.ctx.meta(meta) if isinstance(meta, torch.Tensor) else None
-        return self.ctx.as_view(value, known or _own_meta(value))
+        return self.ctx.as_view(value, known or value.meta)
 
     # mutation and outputs
 
@@ -319,11 +299,11 @@ class _Lowering:
             return source
         if not (buffer in self.inputs and target.is_whole) or isinstance(source, HostValue):
             return self.extern(node, "a mutation of something that is not an input")
-        meta = _own_meta(target)
+        meta = target.meta
         if meta.dtype.is_packed and not isinstance(source, Ref):
             return self.extern(node, "float8 is only moved and converted by kernels")
         if not isinstance(source, Ref):
-            source = self.ctx.define(self.ctx.stored(source, meta.dtype, meta.shape), meta)
+            source = self.ctx.define(self.ctx.stored(source, meta.dtype), meta)
         elif source.device != meta.device and source.ndim:
             return self.extern(node, "a copy between devices")
         elif not self.is_own(source, meta):
@@ -338,17 +318,15 @@ class _Lowering:
 
     def is_own(self, source: Ref, meta: TensorMeta) -> bool:
         """Whether `source` is all of a buffer this program defines, ready to be stored as it is."""
-        own = self.ctx.is_fresh(source.buffer) and source.is_whole
+        own = source.buffer in self.ctx.fresh and source.is_whole
         return own and source.shape == meta.shape and source.dtype is meta.dtype
 
     def output(self, node: Node) -> tuple[Any, ...]:
         (results,) = node.args
         owners: dict[Buffer, object] = {self.given[n].buffer: storage_key(n.meta["val"]) for n in self.given}
         apart: dict[Node, Buffer] = {}
-        outputs: list[Any] = []
-        for result in results if isinstance(results, tuple | list) else (results,):
-            outputs.append(self.returned(result, owners, apart) if isinstance(result, Node) else result)
-        return tuple(outputs)
+        listed = results if isinstance(results, tuple | list) else (results,)
+        return tuple(self.returned(r, owners, apart) if isinstance(r, Node) else r for r in listed)
 
     def returned(self, node: Node, owners: dict[Buffer, object], apart: dict[Node, Buffer]) -> Any:
         """An output; in a buffer of its own where eager returns a storage of its own.
@@ -383,11 +361,6 @@ def _base(node: Node) -> Node:
         tensors = ((n, n.meta.get("val")) for n in call.all_input_nodes)
         view = next((n for n, v in tensors if isinstance(v, torch.Tensor) and storage_key(v) == key), None)
     return node
-
-
-def _own_meta(ref: Ref) -> TensorMeta:
-    strides = ref.buffer.strides if ref.is_whole else contiguous_strides(ref.shape)
-    return TensorMeta(ref.shape, strides, ref.dtype, ref.device)
 
 
 def _is_size_arithmetic(target: Any) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, indirect, pointwise
 from ..ir.poly import Poly
@@ -20,17 +18,14 @@ from .registry import Unsupported, lowers
 from .values import Ref, own_point
 from .views import wrap_dim
 
-aten = torch.ops.aten
 
-
-def _position(ctx: Context, value: Expr, size: Poly, *, wraps: bool) -> Expr:
+def _position(ctx: Context, value: Expr, size: Poly, *, wraps: bool = False) -> Expr:
     """An index value, checked against the size of its dimension."""
-    value = ctx.convert(value, DType.I64)
-    return pointwise("wrap_index" if wraps else "check_index", value, Index(size))
+    return pointwise("wrap_index" if wraps else "check_index", ctx.convert(value, DType.I64), Index(size))
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index(ctx: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
+@lowers("index.Tensor _unsafe_index.Tensor")
+def index(ctx: Context, x: Ref, indices: Sequence[Ref | None]) -> Expr:
     given = [k for k, i in enumerate(indices) if i is not None]
     tensors = [i for i in indices if i is not None]
     if any(not i.dtype.is_integer or i.dtype is DType.U8 for i in tensors):
@@ -48,55 +43,39 @@ def index(ctx: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
             continue
         value = tensor.at(axes[front + rank - tensor.ndim : front + rank])
         point.append(indirect(_position(ctx, value, extent, wraps=True)))
-    return ctx.define(x.at(point))
+    return x.at(point)
 
 
-@lowers(aten.index_select.default)
-def index_select(ctx: Context, x: Ref, dim: int, indices: Ref) -> Ref:
+@lowers("index_select")
+def index_select(ctx: Context, x: Ref, dim: int, indices: Ref) -> Expr:
     if not x.ndim:
         raise Unsupported("index_select of a 0-d tensor")
     dim = wrap_dim(dim, x.ndim)
     point = list(own_point(ctx.out.shape))
     value = indices.at([point[dim]] if indices.ndim else [])
-    point[dim] = indirect(_position(ctx, value, x.shape[dim], wraps=False))
-    return ctx.define(x.at(point))
+    point[dim] = indirect(_position(ctx, value, x.shape[dim]))
+    return x.at(point)
 
 
-@lowers(aten.gather.default)
-def gather(ctx: Context, x: Ref, dim: int, indices: Ref, *, sparse_grad: bool = False) -> Ref:
+@lowers("gather")
+def gather(ctx: Context, x: Ref, dim: int, indices: Ref, *, sparse_grad: bool = False) -> Expr:
     if not x.ndim or x.ndim != indices.ndim:
         raise Unsupported("gather between different numbers of dimensions")
     dim = wrap_dim(dim, x.ndim)
     point = list(own_point(ctx.out.shape))
-    value = indices.aligned(ctx.out.shape)
-    point[dim] = indirect(_position(ctx, value, x.shape[dim], wraps=False))
-    return ctx.define(x.at(point))
+    point[dim] = indirect(_position(ctx, indices.aligned(ctx.out.shape), x.shape[dim]))
+    return x.at(point)
 
 
-@lowers(aten.embedding.default)
-def embedding(ctx: Context, weight: Ref, indices: Ref, *ignored: Any) -> Ref:
+@lowers("embedding")
+def embedding(ctx: Context, weight: Ref, indices: Ref, *ignored: Any) -> Expr:
     axes = own_point(ctx.out.shape)
-    value = indices.at(axes[: indices.ndim])
-    row = indirect(_position(ctx, value, weight.shape[0], wraps=False))
-    return ctx.define(weight.at([row, *axes[indices.ndim :]]))
+    row = indirect(_position(ctx, indices.at(axes[: indices.ndim]), weight.shape[0]))
+    return weight.at([row, *axes[indices.ndim :]])
 
 
-@lowers(aten.scatter.value)
-def scatter_value(ctx: Context, x: Ref, dim: int, indices: Ref, value: Operand) -> Ref:
-    return _scatter_one(ctx, x, dim, indices, ctx.stored(value, ctx.out.dtype))
-
-
-@lowers(aten.scatter.src)
-def scatter_source(ctx: Context, x: Ref, dim: int, indices: Ref, source: Ref) -> Ref:
-    if not x.ndim:
-        raise Unsupported("scatter into a 0-d tensor")
-    dim = wrap_dim(dim, x.ndim)
-    point = list(own_point(x.shape))
-    point[dim] = Poly.ZERO
-    return _scatter_one(ctx, x, dim, indices, source.at(point))
-
-
-def _scatter_one(ctx: Context, x: Ref, dim: int, indices: Ref, value: Expr) -> Ref:
+@lowers("scatter.value/src")
+def scatter(ctx: Context, x: Ref, dim: int, indices: Ref, source: Operand) -> Expr:
     """A scatter of one element per line: where the position is the index."""
     if not x.ndim or indices.ndim != x.ndim:
         raise Unsupported("scatter into a 0-d tensor")
@@ -104,7 +83,8 @@ def _scatter_one(ctx: Context, x: Ref, dim: int, indices: Ref, value: Expr) -> R
     if indices.shape[dim] is not Poly.ONE:
         raise Unsupported("a scatter of several elements per line")
     axes = own_point(x.shape)
-    target = _position(ctx, indices.at(axes), x.shape[dim], wraps=False)
+    value = source.at([*axes[:dim], Poly.ZERO, *axes[dim + 1 :]]) if isinstance(source, Ref) else ctx.stored(source)
+    target = _position(ctx, indices.at(axes), x.shape[dim])
     here = [pointwise("eq", Index(axes[dim]), target)]
     for k, extent in enumerate(x.shape):
         if k != dim and indices.shape[k] is not extent:
@@ -112,13 +92,12 @@ def _scatter_one(ctx: Context, x: Ref, dim: int, indices: Ref, value: Expr) -> R
     return replaced(ctx, x, both(here), value)
 
 
-@lowers(aten.index_put.default, aten._unsafe_index_put.default)
-def index_put(ctx: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, accumulate: bool = False) -> Ref:
+@lowers("index_put _unsafe_index_put")
+def index_put(ctx: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, accumulate: bool = False) -> Expr:
     """x[mask] = a single value."""
     if accumulate or len(indices) != 1 or indices[0] is None or indices[0].dtype is not DType.BOOL:
         raise Unsupported("a scatter to indices that are data")
     if any(extent is not Poly.ONE for extent in values.shape):
         raise Unsupported("a masked scatter of several values")
     mask = indices[0]
-    axes = own_point(x.shape)
-    return replaced(ctx, x, mask.at(axes[: mask.ndim]), values.at([Poly.ZERO] * values.ndim))
+    return replaced(ctx, x, mask.at(own_point(x.shape)[: mask.ndim]), values.at([Poly.ZERO] * values.ndim))

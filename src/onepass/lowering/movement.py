@@ -7,21 +7,18 @@ points are never used. Values keep their stored type, so nothing is rounded on t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
+from itertools import accumulate
+from operator import and_
 from typing import Any
 
-import torch
-
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Index, pointwise
+from ..ir.expr import Expr, Index, literal, pointwise
 from ..ir.poly import Poly
 from .context import Context
-from .promotion import literal
 from .registry import Unsupported, lowers
 from .values import Ref, own_point
 from .views import slice_start, wrap_dim, wrap_index
-
-aten = torch.ops.aten
 
 
 def less(a: Poly, b: Poly) -> Expr:
@@ -35,47 +32,40 @@ def at_least(a: Poly, b: Poly) -> Expr:
 
 def both(conditions: Sequence[Expr]) -> Expr:
     """The conjunction of conditions; true for none."""
-    result: Expr = literal(True, DType.BOOL)
-    for number, condition in enumerate(conditions):
-        result = condition if number == 0 else pointwise("bitand", result, condition)
-    return result
+    return reduce(and_, conditions) if conditions else literal(True, DType.BOOL)
 
 
-def replaced(ctx: Context, x: Ref, where: Expr, value: Expr) -> Ref:
+def replaced(ctx: Context, x: Ref, where: Expr, value: Expr) -> Expr:
     """x, with another value where a condition holds."""
-    return ctx.define(pointwise("where", where, ctx.convert(value, ctx.out.dtype), x.aligned(x.shape)))
+    return pointwise("where", where, ctx.convert(value, ctx.out.dtype), x.aligned(x.shape))
 
 
-@lowers(aten.clone.default)
-def clone(ctx: Context, x: Ref, **options: Any) -> Ref:
-    return ctx.define(x.aligned(ctx.out.shape))
+lowers("clone")(lambda ctx, x, **options: x.aligned(ctx.out.shape))
 
 
-@lowers(aten.copy.default)
-def copy(ctx: Context, x: Ref, source: Ref, non_blocking: bool = False) -> Ref:
+@lowers("copy")
+def copy(ctx: Context, x: Ref, source: Ref, non_blocking: bool = False) -> Expr:
     if source.device != ctx.out.device and source.ndim:
         raise Unsupported("a copy between devices")
-    return ctx.define(ctx.convert(source.aligned(ctx.out.shape), ctx.out.dtype, exact=True))
+    return ctx.convert(source.aligned(ctx.out.shape), ctx.out.dtype, exact=True)
 
 
-@lowers(aten.cat.default)
-def cat(ctx: Context, tensors: Sequence[Ref], dim: int = 0) -> Ref:
+@lowers("cat")
+def cat(ctx: Context, tensors: Sequence[Ref], dim: int = 0) -> Expr:
     shape, dtype = ctx.out.shape, ctx.out.dtype
     # Eager ignores inputs of shape (0,), whatever the rank of the others.
     parts = [x for x in tensors if x.ndim == len(shape) and x.shape[wrap_dim(dim, x.ndim)] is not Poly.ZERO]
     if not parts:
-        return ctx.define(literal(0, dtype))
+        return literal(0, dtype)
     dim = wrap_dim(dim, len(shape))
     axes = own_point(shape)
-    starts = [Poly.ZERO]
-    for part in parts:
-        starts.append(starts[-1] + part.shape[dim])
+    starts = list(accumulate((part.shape[dim] for part in parts), initial=Poly.ZERO))
     values: list[Expr] = []
     for part, start in zip(parts, starts, strict=False):
         point = list(axes)
         point[dim] = axes[dim] - start
         values.append(ctx.convert(part.at(point), dtype))
-    return ctx.define(_choose(axes[dim], values, starts[1:]))
+    return _choose(axes[dim], values, starts[1:])
 
 
 def _choose(at: Poly, values: Sequence[Expr], ends: Sequence[Poly]) -> Expr:
@@ -87,8 +77,8 @@ def _choose(at: Poly, values: Sequence[Expr], ends: Sequence[Poly]) -> Expr:
     return pointwise("where", less(at, ends[half - 1]), left, right)
 
 
-@lowers(aten.constant_pad_nd.default)
-def constant_pad_nd(ctx: Context, x: Ref, pad: Sequence[int | Poly], value: float | int | bool = 0) -> Ref:
+@lowers("constant_pad_nd")
+def constant_pad_nd(ctx: Context, x: Ref, pad: Sequence[int | Poly], value: float | int | bool = 0) -> Expr:
     point = list(own_point(ctx.out.shape))
     inside: list[Expr] = []
     for number in range(len(pad) // 2):
@@ -101,8 +91,7 @@ def constant_pad_nd(ctx: Context, x: Ref, pad: Sequence[int | Poly], value: floa
             inside.append(at_least(at, before))
         if not _is_crop(after):
             inside.append(less(at, before + x.shape[dim]))
-    filled = literal(value, ctx.out.dtype)
-    return ctx.define(pointwise("where", both(inside), x.at(point), filled))
+    return pointwise("where", both(inside), x.at(point), literal(value, ctx.out.dtype))
 
 
 def _is_crop(amount: Poly) -> bool:
@@ -110,29 +99,29 @@ def _is_crop(amount: Poly) -> bool:
     return constant is not None and constant <= 0
 
 
-@lowers(aten.flip.default)
-def flip(ctx: Context, x: Ref, dims: Sequence[int]) -> Ref:
+@lowers("flip")
+def flip(ctx: Context, x: Ref, dims: Sequence[int]) -> Expr:
     point = list(own_point(x.shape))
     for dim in {wrap_dim(d, x.ndim) for d in dims}:
         if x.ndim:
             point[dim] = x.shape[dim] - 1 - point[dim]
-    return ctx.define(x.at(point))
+    return x.at(point)
 
 
-@lowers(aten.roll.default)
-def roll(ctx: Context, x: Ref, shifts: Sequence[int | Poly], dims: Sequence[int] = ()) -> Ref:
+@lowers("roll")
+def roll(ctx: Context, x: Ref, shifts: Sequence[int | Poly], dims: Sequence[int] = ()) -> Expr:
     if not dims:
         if x.ndim > 1:
             raise Unsupported("a roll of the flattened tensor")
         dims = [0]
     point = list(own_point(x.shape))
     if not x.ndim or any(e is Poly.ZERO for e in x.shape):
-        return ctx.define(x.at(point))
+        return x.at(point)
     total: dict[int, Poly] = {}
     for shift, dim in zip(shifts, dims, strict=True):
         dim = wrap_dim(dim, x.ndim)
         total[dim] = total.get(dim, Poly.ZERO) + shift
-    return ctx.define(_rolled(x, point, list(total.items())))
+    return _rolled(x, point, list(total.items()))
 
 
 def _rolled(x: Ref, point: list[Poly], shifts: list[tuple[int, Poly]]) -> Expr:
@@ -149,28 +138,26 @@ def _rolled(x: Ref, point: list[Poly], shifts: list[tuple[int, Poly]]) -> Expr:
     return pointwise("where", less(here, shift), _rolled(x, wrapped, rest), _rolled(x, moved, rest))
 
 
-@lowers(aten.repeat.default)
-def repeat(ctx: Context, x: Ref, repeats: Sequence[int | Poly]) -> Ref:
-    axes = own_point(ctx.out.shape)
-    missing = len(ctx.out.shape) - x.ndim
+@lowers("repeat")
+def repeat(ctx: Context, x: Ref, repeats: Sequence[int | Poly]) -> Expr:
     if any(e is Poly.ZERO for e in x.shape):
-        return ctx.define(literal(0, ctx.out.dtype))
-    point = [axes[k + missing] % size for k, size in enumerate(x.shape)]
-    return ctx.define(x.at(point))
+        return literal(0, ctx.out.dtype)
+    axes = own_point(ctx.out.shape)[len(ctx.out.shape) - x.ndim :]
+    return x.at([at % size for at, size in zip(axes, x.shape, strict=True)])
 
 
-def _triangle(kept: str, ctx: Context, x: Ref, diagonal: int | Poly = 0) -> Ref:
+def _triangle(kept: str, ctx: Context, x: Ref, diagonal: int | Poly = 0) -> Expr:
     *_, row, column = own_point(x.shape)
     keep = pointwise(kept, Index(column), Index(row + diagonal))
-    return ctx.define(pointwise("where", keep, x.aligned(x.shape), literal(0, x.dtype)))
+    return pointwise("where", keep, x.aligned(x.shape), literal(0, x.dtype))
 
 
-lowers(aten.tril.default)(partial(_triangle, "le"))
-lowers(aten.triu.default)(partial(_triangle, "ge"))
+lowers("tril")(partial(_triangle, "le"))
+lowers("triu")(partial(_triangle, "ge"))
 
 
-@lowers(aten.select_scatter.default)
-def select_scatter(ctx: Context, x: Ref, source: Ref, dim: int, index: int | Poly) -> Ref:
+@lowers("select_scatter")
+def select_scatter(ctx: Context, x: Ref, source: Ref, dim: int, index: int | Poly) -> Expr:
     dim = wrap_dim(dim, x.ndim)
     axes = own_point(x.shape)
     point = [p for k, p in enumerate(axes) if k != dim]
@@ -178,16 +165,10 @@ def select_scatter(ctx: Context, x: Ref, source: Ref, dim: int, index: int | Pol
     return replaced(ctx, x, here, source.at(point))
 
 
-@lowers(aten.slice_scatter.default)
+@lowers("slice_scatter")
 def slice_scatter(
-    ctx: Context,
-    x: Ref,
-    source: Ref,
-    dim: int = 0,
-    start: int | Poly | None = None,
-    end: Any = None,
-    step: int | Poly = 1,
-) -> Ref:
+    ctx: Context, x: Ref, source: Ref, dim: int = 0, start: int | Poly | None = None, end: Any = None, step: Any = 1
+) -> Expr:
     dim = wrap_dim(dim, x.ndim)
     axes = own_point(x.shape)
     begin, at = slice_start(start, x.shape[dim]), axes[dim]
@@ -203,8 +184,8 @@ def slice_scatter(
     return replaced(ctx, x, both(inside), source.at(point))
 
 
-@lowers(aten.diagonal_scatter.default)
-def diagonal_scatter(ctx: Context, x: Ref, source: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
+@lowers("diagonal_scatter")
+def diagonal_scatter(ctx: Context, x: Ref, source: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Expr:
     first, second = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
     axes = own_point(x.shape)
     on_diagonal = pointwise("eq", Index(axes[second]), Index(axes[first] + offset))

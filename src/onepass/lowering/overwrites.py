@@ -8,7 +8,7 @@ what changes moves. So it is for tensors that the graph itself makes (zeros to w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,8 +19,8 @@ from torch.fx import Graph, Node
 from ..analysis.access import estimate, is_dense
 from ..analysis.inline import loaded
 from ..ir.poly import product
-from ..ir.program import Buffer, Define, Extern, HostValue, Statement, Update, View, leaves
-from .registry import Unsupported
+from ..ir.program import Buffer, Define, Extern, HostValue, Statement, Update, View, held
+from .registry import supported
 from .torch_private import OpOverload, storage_key
 from .values import TensorMeta
 
@@ -55,10 +55,7 @@ def find_overwrites(graph: Graph, meta: Metas) -> dict[Node, Overwrite]:
         if node.op == "call_function" and node.target is aten.copy_.default:
             target, source = node.args[:2]
             if isinstance(target, Node) and target.op == "placeholder" and isinstance(source, Node):
-                try:
-                    found |= _chain(node, target, source, meta)
-                except Unsupported:
-                    continue
+                found |= supported(_chain, node, target, source, meta) or {}
     return found
 
 
@@ -176,13 +173,6 @@ def change_own(statements: Iterable[Statement], outputs: tuple[Any, ...]) -> lis
     reads = Counter(value for s in statements for value in read_by(s))
     reads.update(held(outputs))
     return [_changing(s, made, reads) if isinstance(s, Extern) else s for s in statements]
-
-
-def held(tree: Any) -> Iterator[Buffer | HostValue]:
-    """The buffers and host values in a tree of arguments or outputs."""
-    for leaf in leaves(tree):
-        if isinstance(leaf, View | HostValue):
-            yield leaf.buffer if isinstance(leaf, View) else leaf
 
 
 def read_by(statement: Statement) -> Iterable[Buffer | HostValue]:

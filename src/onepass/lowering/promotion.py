@@ -1,40 +1,27 @@
-"""Type promotion, as aten does it: tensors with dimensions, then 0-d tensors, then Python numbers.
-
-Also literals: a Python number as the value a dtype holds.
-"""
+"""Type promotion, as aten does it: tensors with dimensions, then 0-d tensors, then Python numbers."""
 
 from __future__ import annotations
 
-import ctypes
-import math
-import struct
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..ir.dtypes import DType, from_torch
-from ..ir.expr import Const, const
 from ..ir.poly import Poly
 from .values import HostNumber, Ref
 
 
 def common_dtype(operands: Iterable[Any]) -> DType:
     """The dtype aten computes a mixture of refs, sizes and numbers in."""
-    groups: list[torch.dtype | None] = [None, None, None]
+    groups: dict[int, torch.dtype] = {}
     for operand in operands:
         rank, dtype = _rank(operand)
-        known = groups[rank]
-        groups[rank] = dtype if known is None else torch.promote_types(known, dtype)
-    result: torch.dtype | None = None
-    for dtype in groups:
-        if dtype is None:
-            continue
-        if result is None:
-            result = dtype
-        elif _category(dtype) > _category(result):
+        groups[rank] = torch.promote_types(groups.get(rank, dtype), dtype)
+    result, *others = (groups[rank] for rank in sorted(groups))
+    for dtype in others:
+        if _category(dtype) > _category(result):
             result = torch.promote_types(result, dtype)
-    assert result is not None
     found = from_torch(result)
     assert found is not None
     return found
@@ -56,21 +43,3 @@ def _rank(operand: Any) -> tuple[int, torch.dtype]:
 
 def _category(dtype: torch.dtype) -> int:
     return 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
-
-
-def literal(value: float | int | bool, dtype: DType) -> Const:
-    """The number as `dtype` holds it (rounded, wrapped)."""
-    if dtype in (DType.F32, DType.BF16):
-        value = ctypes.c_float(float(value)).value
-    if dtype is DType.BF16 and math.isfinite(value):
-        (bits,) = struct.unpack("<I", struct.pack("<f", value))
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        (value,) = struct.unpack("<f", struct.pack("<I", bits))
-    elif dtype is DType.F16:
-        try:
-            (value,) = struct.unpack("<e", struct.pack("<e", value))
-        except OverflowError:
-            value = math.copysign(math.inf, value)
-    elif dtype.is_integer and isinstance(value, float):
-        value = int(value)
-    return const(value, dtype)

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Random, pointwise
 from ..ir.interpret import philox, uniform_of_words
-from ..ir.poly import Poly
 from .context import Context
-from .promotion import literal
 from .registry import lowers
 from .values import Ref, linear_position, own_point
 
@@ -50,43 +49,37 @@ def next_stream() -> int:
 # eager implementations
 
 
-def _seed(number: int) -> torch.Tensor:
-    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
-
-
-def _seed_fake(number: int) -> torch.Tensor:
-    return torch.empty((), dtype=torch.int64)
-
-
 # Bits of a 16-bit float in [0.5, 1): a uniform number keeps so many, lest it round up to 1.
-_PRECISION = {torch.float16: 11, torch.bfloat16: 8}
+_PRECISION: dict[object, int] = {torch.float16: 11, torch.bfloat16: 8}
 
 
-def _uniform(
-    seed: torch.Tensor, stream: int, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    index = torch.arange(math.prod(size), device=device).reshape(tuple(size))
-    value = uniform_of_words(philox(seed.to(device), index, stream), dtype)
+def _uniforms(seed: Tensor, stream: int, size: Sequence[int], dtype: Any, device: Any, count: int) -> list[Tensor]:
+    """`count` uniform numbers for each element."""
+    index = torch.arange(math.prod(size), device=device).reshape(tuple(size)) * count
+    return [uniform_of_words(philox(seed.to(device), index + k, stream), dtype) for k in range(count)]
+
+
+def _uniform(seed: Tensor, stream: int, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
+    (value,) = _uniforms(seed, stream, size, dtype, device, 1)
     bits = _PRECISION.get(dtype)
     return (value if bits is None else (value * 2**bits).floor() * 2.0**-bits).to(dtype)
 
 
-def _normal(
-    seed: torch.Tensor, stream: int, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    index = torch.arange(math.prod(size), device=device).reshape(tuple(size)) * 2
-    first, second = (uniform_of_words(philox(seed.to(device), index + k, stream), dtype) for k in (0, 1))
+def _normal(seed: Tensor, stream: int, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
+    first, second = _uniforms(seed, stream, size, dtype, device, 2)
     radius = (-2 * (1 - first).log()).sqrt()
     return (radius * (2 * math.pi * second).cos()).to(dtype)
 
 
-def _empty(
-    seed: torch.Tensor, stream: int, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device=device)
+def _empty(seed: Tensor, stream: int, size: Sequence[int], **options: Any) -> Tensor:
+    return torch.empty(size, **options)
 
 
-for _name, _eager, _fake in (("seed", _seed, _seed_fake), ("uniform", _uniform, _empty), ("normal", _normal, _empty)):
+for _name, _eager, _fake in (
+    ("seed", lambda number: torch.randint(-(2**63), 2**63 - 1, ()), lambda number: torch.empty((), dtype=torch.int64)),
+    ("uniform", _uniform, _empty),
+    ("normal", _normal, _empty),
+):
     _library.impl(_name, _eager, "CompositeExplicitAutograd")
     torch.library.register_fake(f"onepass::{_name}", _fake, lib=_library)
 
@@ -94,32 +87,24 @@ for _name, _eager, _fake in (("seed", _seed, _seed_fake), ("uniform", _uniform, 
 # lowering
 
 
-def _draw(seed: Ref, stream: int, index: Poly, dtype: DType) -> Expr:
-    word = Random(Load(seed.buffer, seed.index), index, stream)
-    return pointwise("uniform", word, dtype=dtype)
+def _draws(ctx: Context, seed: Ref, stream: int, count: int) -> list[Expr]:
+    """`count` uniform numbers for each element of the result."""
+    index = linear_position(own_point(ctx.out.shape), ctx.out.shape) * count
+    words = (Random(Load(seed.buffer, seed.index), index + k, stream) for k in range(count))
+    return [pointwise("uniform", word, dtype=ctx.out.dtype.compute) for word in words]
 
 
-def _linear(ctx: Context) -> Poly:
-    return linear_position(own_point(ctx.out.shape), ctx.out.shape)
+@lowers("onepass.uniform.default")
+def uniform(ctx: Context, seed: Ref, stream: int, size: object, **options: object) -> Expr:
+    (value,) = _draws(ctx, seed, stream, 1)
+    if not ctx.out.dtype.is_half:
+        return value
+    steps: int = 2 ** _PRECISION[ctx.out.dtype.torch]
+    return pointwise("floor", value * steps) * (1 / steps)
 
 
-@lowers(torch.ops.onepass.uniform.default)
-def uniform(ctx: Context, seed: Ref, stream: int, size: object, **options: object) -> Ref:
-    dtype = ctx.out.dtype
-    value = _draw(seed, stream, _linear(ctx), dtype.compute)
-    if dtype.is_half:
-        steps = 2 ** _PRECISION[dtype.torch]
-        value = pointwise("floor", pointwise("mul", value, literal(steps, DType.F32)))
-        value = pointwise("mul", value, literal(1 / steps, DType.F32))
-    return ctx.define(value)
-
-
-@lowers(torch.ops.onepass.normal.default)
-def normal(ctx: Context, seed: Ref, stream: int, size: object, **options: object) -> Ref:
-    compute = ctx.out.dtype.compute
-    index = _linear(ctx) * 2
-    first, second = (_draw(seed, stream, index + k, compute) for k in (0, 1))
-    logarithm = pointwise("log", pointwise("sub", literal(1, compute), first))
-    radius = pointwise("sqrt", pointwise("mul", literal(-2, compute), logarithm))
-    angle = pointwise("mul", literal(2 * math.pi, compute), second)
-    return ctx.define(pointwise("mul", radius, pointwise("cos", angle)))
+@lowers("onepass.normal.default")
+def normal(ctx: Context, seed: Ref, stream: int, size: object, **options: object) -> Expr:
+    first, second = _draws(ctx, seed, stream, 2)
+    radius = pointwise("sqrt", -2 * pointwise("log", 1 - first))
+    return radius * pointwise("cos", 2 * math.pi * second)

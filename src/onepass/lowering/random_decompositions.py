@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..ir.callables import operators
 from .random import next_stream
 
-aten = torch.ops.aten
 RANDOM: dict[Any, Callable[..., Any]] = {}
 Draw: TypeAlias = Callable[[Sequence[Any], torch.dtype, torch.device], torch.Tensor]
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def _decomposes(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _decomposes(names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a decomposition, which is not asked where the user gives a generator."""
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,7 +29,7 @@ def _decomposes(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., A
         def of_default_generator(*args: Any, generator: Any = None, **options: Any) -> Any:
             return rule(*args, **options) if generator is None else NotImplemented
 
-        RANDOM.update(dict.fromkeys(targets, of_default_generator))
+        RANDOM.update(dict.fromkeys(operators(names), of_default_generator))
         return rule
 
     return register
@@ -54,10 +54,10 @@ def _wide(draw: Draw, x: torch.Tensor, shape: Sequence[Any] | None = None) -> to
 def _like(x: torch.Tensor, drawn: torch.Tensor, dtype: torch.dtype | None = None, layout: Any = None) -> torch.Tensor:
     """`drawn` with the strides `empty_like(x)` has."""
     empty = torch.empty_like(x, dtype=dtype or x.dtype, memory_format=layout or torch.preserve_format)
-    return aten.copy(empty, drawn)
+    return torch.ops.aten.copy(empty, drawn)
 
 
-@_decomposes(aten.native_dropout.default)
+@_decomposes("native_dropout")
 def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     if train is False or p == 0:
         return x, torch.ones_like(x, dtype=torch.bool)
@@ -70,21 +70,19 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
 
 # Distributions that replace the values of a tensor: their numbers, given the tensor and the parameters.
-_DISTRIBUTIONS: dict[Any, Callable[..., torch.Tensor]] = {
-    aten.bernoulli.default: lambda x: _uniform(x.shape, torch.float32, x.device) < x,
-    aten.uniform.default: lambda x, low=0.0, high=1.0: _uniform(x.shape, x.dtype, x.device) * (high - low) + low,
-    aten.normal_functional.default: lambda x, mean=0.0, std=1.0: _wide(_normal, x) * std + mean,
-    aten.normal.Tensor_float: lambda mean, std=1.0: _wide(_normal, mean) * std + mean,
-    aten.exponential.default: lambda x, rate=1.0: -torch.log1p(-_wide(_uniform, x)) / rate,
-    aten.log_normal.default: lambda x, mean=1.0, std=2.0: (_wide(_normal, x) * std + mean).exp(),
-    aten.cauchy.default: lambda x, median=0.0, sigma=1.0: (
-        torch.tan((_wide(_uniform, x) - 0.5) * math.pi) * sigma + median
-    ),
+_DISTRIBUTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "bernoulli": lambda x: _uniform(x.shape, torch.float32, x.device) < x,
+    "uniform": lambda x, low=0.0, high=1.0: _uniform(x.shape, x.dtype, x.device) * (high - low) + low,
+    "normal_functional": lambda x, mean=0.0, std=1.0: _wide(_normal, x) * std + mean,
+    "normal.Tensor_float": lambda mean, std=1.0: _wide(_normal, mean) * std + mean,
+    "exponential": lambda x, rate=1.0: -torch.log1p(-_wide(_uniform, x)) / rate,
+    "log_normal": lambda x, mean=1.0, std=2.0: (_wide(_normal, x) * std + mean).exp(),
+    "cauchy": lambda x, median=0.0, sigma=1.0: torch.tan((_wide(_uniform, x) - 0.5) * math.pi) * sigma + median,
 }
 # Those whose results may be integers.
-_COUNTS: dict[Any, Callable[..., torch.Tensor]] = {
-    aten.bernoulli.p: lambda x, p=0.5: _uniform(x.shape, torch.float32, x.device) < p,
-    aten.geometric.default: lambda x, p: (torch.log1p(-_wide(_uniform, x)) / math.log1p(-p)).ceil().clamp_min(1),
+_COUNTS: dict[str, Callable[..., torch.Tensor]] = {
+    "bernoulli.p": lambda x, p=0.5: _uniform(x.shape, torch.float32, x.device) < p,
+    "geometric": lambda x, p: (torch.log1p(-_wide(_uniform, x)) / math.log1p(-p)).ceil().clamp_min(1),
 }
 
 
@@ -98,12 +96,12 @@ for _table in (_DISTRIBUTIONS, _COUNTS):
         _decomposes(_operation)(functools.partial(_replaced, _values, _table is _COUNTS))
 
 
-@_decomposes(aten.normal.float_Tensor)
+@_decomposes("normal.float_Tensor")
 def normal_float_tensor(mean: float, std: torch.Tensor) -> Any:
     return _replaced(lambda x: _wide(_normal, x) * x + mean, False, std)
 
 
-@_decomposes(aten.normal.Tensor_Tensor)
+@_decomposes("normal.Tensor_Tensor")
 def normal_tensors(mean: torch.Tensor, std: torch.Tensor) -> Any:
     if mean.dtype not in _REAL:
         return NotImplemented
@@ -111,47 +109,27 @@ def normal_tensors(mean: torch.Tensor, std: torch.Tensor) -> Any:
     return (_wide(_normal, mean, shape) * std + mean).to(mean.dtype)
 
 
-def _made(
-    draw: Draw,
-    size: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
+def _made(draw: Draw, size: Sequence[Any], *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
     dtype = dtype or torch.get_default_dtype()
-    if dtype not in _REAL or layout not in (None, torch.strided) or pin_memory:
+    if dtype not in _REAL or options.get("layout") not in (None, torch.strided) or options.get("pin_memory"):
         return NotImplemented
     return draw(size, dtype, torch.device(device or torch.get_default_device()))
 
 
-def _made_like(
-    draw: Draw,
-    x: torch.Tensor,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
-) -> Any:
+def _made_like(draw: Draw, x: torch.Tensor, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
     dtype = dtype or x.dtype
     same_place = device is None or torch.device(device) == x.device
-    if dtype not in _REAL or layout not in (None, torch.strided) or not same_place:
+    if dtype not in _REAL or options.get("layout") not in (None, torch.strided) or not same_place:
         return NotImplemented
-    return _like(x, draw(x.shape, dtype, x.device), dtype, memory_format)
+    return _like(x, draw(x.shape, dtype, x.device), dtype, options.get("memory_format"))
 
 
-for _draw, _of_size, _of_tensor in (
-    (_uniform, aten.rand.default, aten.rand_like.default),
-    (_normal, aten.randn.default, aten.randn_like.default),
-):
-    _decomposes(_of_size)(functools.partial(_made, _draw))
-    _decomposes(_of_tensor)(functools.partial(_made_like, _draw))
+for _draw, _name in ((_uniform, "rand"), (_normal, "randn")):
+    _decomposes(_name)(functools.partial(_made, _draw))
+    _decomposes(f"{_name}_like")(functools.partial(_made_like, _draw))
 
 
-@_decomposes(aten.normal.float_float)
+@_decomposes("normal.float_float")
 def normal_floats(mean: float, std: float, size: Sequence[Any], **options: Any) -> Any:
     drawn = _made(_normal, size, **options)
     return drawn if drawn is NotImplemented else drawn * std + mean

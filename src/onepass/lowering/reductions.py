@@ -7,25 +7,20 @@ definition of its own, so that fusion decides where it runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Index, Part, Pointwise, Reduce, pointwise, postorder
+from ..ir.expr import Expr, Index, Part, Pointwise, Reduce, calculate, literal, pointwise, postorder
 from ..ir.poly import Axis, Poly, nonnegative, product
 from ..ir.program import Buffer, Define, Statement
 from .context import Context
-from .promotion import literal
 from .registry import lowers
-from .values import Ref, Shape, axis, linear_position
+from .values import Ref, Shape, axis, linear_position, own_point
 from .views import wrap_dim
 
-aten = torch.ops.aten
-prims = torch.ops.prims
 Dims = Sequence[int] | int | None
 
 
@@ -46,24 +41,15 @@ class Frame:
 
 def frame(x: Ref, dims: Dims, keepdim: bool) -> Frame:
     """The frame of a reduction over `dims`; all of them if there are none."""
-    chosen = [dims] if isinstance(dims, int) else list(dims or ())
-    which = {wrap_dim(d, x.ndim) for d in chosen} if chosen else set(range(x.ndim))
-    shape: list[Poly] = []
-    point: list[Poly] = []
-    inner: list[Poly] = []
-    reduced: list[Poly] = []
-    for number, extent in enumerate(x.shape):
-        if number in which:
-            inner.append(axis(len(reduced), extent, "r"))
-            point.append(inner[-1])
-            reduced.append(extent)
-            if keepdim:
-                shape.append(Poly.ONE)
-        else:
-            point.append(axis(len(shape), extent))
-            shape.append(extent)
-    over = tuple(a for a in (p.axis for p in inner) if a is not None)
-    return Frame(tuple(shape), tuple(point), over, tuple(reduced), linear_position(inner, reduced))
+    chosen = {wrap_dim(d, x.ndim) for d in ([dims] if isinstance(dims, int) else dims or ())}
+    which = [d for d in range(x.ndim) if not chosen or d in chosen]
+    kept = [d for d in range(x.ndim) if keepdim or d not in which]
+    shape = tuple(Poly.ONE if d in which else x.shape[d] for d in kept)
+    reduced = tuple(x.shape[d] for d in which)
+    inner = [axis(k, extent, "r") for k, extent in enumerate(reduced)]
+    places = dict(zip(kept, own_point(shape), strict=True)) | dict(zip(which, inner, strict=True))
+    over = tuple(p.axis for p in inner if p.axis is not None)
+    return Frame(shape, tuple(places[d] for d in range(x.ndim)), over, reduced, linear_position(inner, reduced))
 
 
 def reduce(monoid: str, value: Expr, at: Frame) -> Expr:
@@ -81,54 +67,47 @@ def _input(ctx: Context, x: Ref, at: Frame, dtype: DType) -> Expr:
     return ctx.computing(value, dtype)
 
 
+def _plain(
+    on_numbers: str, on_bool: str, ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any
+) -> Expr:
+    at = frame(x, dims, keepdim)
+    monoid = on_bool if ctx.out.dtype is DType.BOOL else on_numbers
+    return reduce(monoid, _input(ctx, x, at, ctx.out.dtype), at)
+
+
 # The monoid of each operation: on numbers, and on bool.
-_MONOIDS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("sum", "any", (aten.sum.default, aten.sum.dim_IntList, prims.sum.default)),
-    ("prod", "all", (aten.prod.default, aten.prod.dim_int)),
-    ("max", "any", (aten.max.default, aten.amax.default, prims.amax.default)),
-    ("min", "all", (aten.min.default, aten.amin.default, prims.amin.default)),
-)
+lowers("sum.default/dim_IntList prims.sum.default")(partial(_plain, "sum", "any"))
+lowers("prod.default/dim_int")(partial(_plain, "prod", "all"))
+lowers("max amax prims.amax.default")(partial(_plain, "max", "any"))
+lowers("min amin prims.amin.default")(partial(_plain, "min", "all"))
 
 
-def _plain(on_numbers: str, on_bool: str) -> Callable[..., Ref]:
-    def rule(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any) -> Ref:
-        at = frame(x, dims, keepdim)
-        monoid = on_bool if ctx.out.dtype is DType.BOOL else on_numbers
-        return ctx.define(reduce(monoid, _input(ctx, x, at, ctx.out.dtype), at))
-
-    return rule
-
-
-for _on_numbers, _on_bool, _targets in _MONOIDS:
-    lowers(*_targets)(_plain(_on_numbers, _on_bool))
-
-
-@lowers(aten.mean.default, aten.mean.dim)
+@lowers("mean.default/dim")
 def mean(ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False, **options: Any) -> Ref:
     at = frame(x, dims, keepdim)
     compute = ctx.out.dtype.compute
     summed = reduce("sum", _input(ctx, x, at, ctx.out.dtype), at)
     total = ctx.define_internal(summed, at.shape, compute)
-    result = ctx.define(pointwise("div", total.aligned(at.shape), ctx.size(at.count, compute)))
+    result = ctx.define(total.aligned(at.shape) / ctx.size(at.count, compute))
     if isinstance(summed, Part) and isinstance(summed.source, Reduce) and nonnegative(at.count - 1):
         ctx.means[result.buffer] = summed.source
     return result
 
 
-def _truth(monoid: str, ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False) -> Ref:
+def _is_nonzero(ctx: Context, x: Ref, at: Frame) -> Expr:
+    return calculate("ne", ctx.computing(x.at(at.point), x.dtype, exact=True), 0)
+
+
+def _truth(monoid: str, ctx: Context, x: Ref, dims: Dims = None, keepdim: bool = False) -> Expr:
     at = frame(x, dims, keepdim)
-    value = x.at(at.point)
-    if x.dtype is not DType.BOOL:
-        value = ctx.computing(value, x.dtype, exact=True)
-        value = pointwise("ne", value, literal(0, value.dtype))
+    found = reduce(monoid, x.at(at.point) if x.dtype is DType.BOOL else _is_nonzero(ctx, x, at), at)
     if ctx.out.dtype is DType.BOOL:
-        return ctx.define(reduce(monoid, value, at))
-    found = ctx.define_internal(reduce(monoid, value, at), at.shape, DType.BOOL)  # uint8 in, uint8 out
-    return ctx.define(found.aligned(at.shape))
+        return found
+    return ctx.define_internal(found, at.shape, DType.BOOL).aligned(at.shape)  # uint8 in, uint8 out
 
 
-lowers(aten.any.default, aten.any.dim, aten.any.dims)(partial(_truth, "any"))
-lowers(aten.all.default, aten.all.dim, aten.all.dims)(partial(_truth, "all"))
+lowers("any.default/dim/dims")(partial(_truth, "any"))
+lowers("all.default/dim/dims")(partial(_truth, "all"))
 
 
 # value and index
@@ -146,21 +125,10 @@ def _extreme(monoid: str, ctx: Context, x: Ref, dim: int | None = None, keepdim:
     return Part(state, 0), Part(state, 1)
 
 
-def _index(monoid: str, ctx: Context, *args: Any) -> Ref:
-    return ctx.define(_extreme(monoid, ctx, *args)[1])
-
-
-def _value_and_index(monoid: str, ctx: Context, *args: Any) -> tuple[Ref, Ref]:
-    value, index = _extreme(monoid, ctx, *args)
-    return ctx.define(value, ctx.outs[0]), ctx.define(index, ctx.outs[1])
-
-
-for _monoid, _alone, _with_value in (
-    ("argmax", aten.argmax.default, aten.max.dim),
-    ("argmin", aten.argmin.default, aten.min.dim),
-):
-    lowers(_alone)(partial(_index, _monoid))
-    lowers(_with_value)(partial(_value_and_index, _monoid))
+lowers("max.dim")(partial(_extreme, "argmax"))
+lowers("min.dim")(partial(_extreme, "argmin"))
+lowers("argmax")(lambda *args: _extreme("argmax", *args)[1])
+lowers("argmin")(lambda *args: _extreme("argmin", *args)[1])
 
 
 # variance
@@ -179,13 +147,13 @@ def _variance(ctx: Context, x: Ref, dims: Dims, correction: float | int | None, 
         state = Reduce("welford", (pointwise("cast", value, dtype=wide),), at.over)
         mean_value, squares = (pointwise("cast", Part(state, k), dtype=compute) for k in (0, 1))
     else:
-        mean_value, squares = value, pointwise("sub", value, value)  # 0, or NaN of a value that is not finite
+        mean_value, squares = value, value - value  # 0, or NaN of a value that is not finite
     total = ctx.define_internal(squares, at.shape, compute).aligned(at.shape)
     average = ctx.define_internal(mean_value, at.shape, compute).aligned(at.shape)
     if not nonnegative(at.count - 1):  # the mean of nothing is NaN
         some = pointwise("gt", Index(at.count), Index(Poly.ZERO))
-        average = pointwise("where", some, average, literal(math.nan, compute))
-    return pointwise("div", total, _degrees(ctx, at.count, correction, compute)), average
+        average = calculate("where", some, average, math.nan)
+    return total / _degrees(ctx, at.count, correction, compute), average
 
 
 def _degrees(ctx: Context, count: Poly, correction: float | int | None, dtype: DType) -> Expr:
@@ -194,48 +162,41 @@ def _degrees(ctx: Context, count: Poly, correction: float | int | None, dtype: D
     constant = count.constant
     if constant is not None:
         return literal(max(constant - correction, 0), dtype)
-    left = pointwise("sub", ctx.size(count, dtype), literal(correction, dtype))
-    return pointwise("maximum", left, literal(0, dtype))
+    return calculate("maximum", ctx.size(count, dtype) - correction, 0)
 
 
 def _spread(
     root: bool, ctx: Context, x: Ref, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> Ref | tuple[Ref, ...]:
+) -> Expr | tuple[Expr, Expr]:
     """The variance or its root, and the mean where the operation gives that too."""
     variance, average = _variance(ctx, x, dims, correction, keepdim)
-    values = (pointwise("sqrt", variance) if root else variance, average)
-    found = tuple(ctx.define(value, meta) for value, meta in zip(values, ctx.outs, strict=False))
-    return found if len(found) > 1 else found[0]
+    spread = pointwise("sqrt", variance) if root else variance
+    return (spread, average) if len(ctx.outs) > 1 else spread
 
 
-lowers(aten.var.correction, aten.var_mean.correction)(partial(_spread, False))
-lowers(aten.std.correction, aten.std_mean.correction)(partial(_spread, True))
+lowers("var.correction var_mean.correction")(partial(_spread, False))
+lowers("std.correction std_mean.correction")(partial(_spread, True))
 
 
 # norms
 
 
-@lowers(aten.linalg_vector_norm.default)
+@lowers("linalg_vector_norm")
 def vector_norm(
     ctx: Context, x: Ref, order: float | int = 2, dims: Dims = None, keepdim: bool = False, **options: Any
-) -> Ref:
+) -> Expr:
     at = frame(x, dims, keepdim)
-    dtype = ctx.out.dtype
-    compute = dtype.compute
-    size = pointwise("abs", _input(ctx, x, at, dtype))
+    compute = ctx.out.dtype.compute
+    size = pointwise("abs", _input(ctx, x, at, ctx.out.dtype))
     if order in (math.inf, -math.inf):
-        return ctx.define(reduce("max" if order > 0 else "min", size, at))
+        return reduce("max" if order > 0 else "min", size, at)
     if order == 0:
-        stored = ctx.computing(x.at(at.point), x.dtype, exact=True)
-        present = pointwise("ne", stored, literal(0, stored.dtype))
-        return ctx.define(reduce("sum", pointwise("cast", present, dtype=compute), at))
+        return reduce("sum", pointwise("cast", _is_nonzero(ctx, x, at), dtype=compute), at)
     if order == 1:
-        return ctx.define(reduce("sum", size, at))
-    powered = pointwise("mul", size, size) if order == 2 else pointwise("pow", size, literal(order, compute))
+        return reduce("sum", size, at)
+    powered = size * size if order == 2 else calculate("pow", size, order)
     total = ctx.define_internal(reduce("sum", powered, at), at.shape, compute).aligned(at.shape)
-    if order == 2:
-        return ctx.define(pointwise("sqrt", total))
-    return ctx.define(pointwise("pow", total, literal(1 / order, compute)))
+    return pointwise("sqrt", total) if order == 2 else calculate("pow", total, 1 / order)
 
 
 def share_welford(statements: Sequence[Statement], means: Mapping[Buffer, Reduce]) -> list[Statement]:
@@ -247,16 +208,14 @@ def share_welford(statements: Sequence[Statement], means: Mapping[Buffer, Reduce
         for node in postorder([s.value])
         if isinstance(node, Reduce) and node.monoid == "welford"
     }
-    result: list[Statement] = []
-    for statement in statements:
-        if states and isinstance(statement, Define) and (summed := means.get(statement.buffer)) is not None:
-            state = states.get((summed.inputs[0], summed.over))
-            if state is not None:
-                buffer = statement.buffer
-                mean_value = pointwise("cast", Part(state, 0), dtype=summed.dtype)
-                value = pointwise("narrow", mean_value, dtype=buffer.dtype) if buffer.dtype.is_half else mean_value
-                statement = Define(buffer, statement.axes, value, statement.origin)
-        result.append(statement)
+    result = list(statements)
+    for k, s in enumerate(statements):
+        summed = means.get(s.buffer) if isinstance(s, Define) else None
+        if summed is not None and (state := states.get((summed.inputs[0], summed.over))) is not None:
+            assert isinstance(s, Define)
+            value = pointwise("cast", Part(state, 0), dtype=summed.dtype)
+            half = s.buffer.dtype.is_half
+            result[k] = replace(s, value=pointwise("narrow", value, dtype=s.buffer.dtype) if half else value)
     return result
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..ir.callables import operators
 from .registry import RULES
 from .torch_private import OpOverload, disable_proxy_modes_tracing
 
 Sizes = tuple[int, ...]
 # Eager hands these operands to its iterator in another order than the schema has them.
-_OTHER_ORDER = (torch.ops.aten.threshold_backward.default,)
+_OTHER_ORDER = operators("threshold_backward")
 
 
 def layout_decompositions() -> dict[Any, Callable[..., Any]]:

@@ -96,11 +96,10 @@ class Sizes:
     def _float(self, expression: sympy.Expr) -> Expr:
         if expression.is_Float or expression.is_Rational:
             return const(float(expression), DType.F64)
-        if expression.is_integer:
-            return pointwise("cast", Index(self._convert(expression)), dtype=DType.F64)
         operands = expression.args
-        if isinstance(expression, functions.ToFloat):
-            return pointwise("cast", Index(self._convert(operands[0])), dtype=DType.F64)
+        if expression.is_integer or isinstance(expression, functions.ToFloat):
+            whole = expression if expression.is_integer else operands[0]
+            return pointwise("cast", Index(self._convert(whole)), dtype=DType.F64)
         if isinstance(expression, functions.IntTrueDiv | functions.FloatTrueDiv):
             return pointwise("div", self._float(operands[0]), self._float(operands[1]))
         if isinstance(expression, sympy.Add | sympy.Mul):

@@ -21,18 +21,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy import functions as functions
 
+# What newer dynamo writes in place of addcmul; empty where torch has no such operation.
+MULTIPLY_ADD = "prims.fma.default" if hasattr(torch.ops.prims, "fma") else ""
 MATH_ATTENTION = 0  # of torch's ways to compute attention
 every_decomposition = _decomp.decomposition_table
 try:  # the same without operations AOTAutograd takes apart by itself: 5 ms instead of 180 to collect
     core_aten_decompositions = _decomp._core_aten_decompositions_post_autograd
 except AttributeError:
     core_aten_decompositions = _decomp.core_aten_decompositions
-
-
-def multiply_add_ops() -> tuple[OpOverload, ...]:
-    """prims.fma, which newer dynamo writes in place of addcmul; none where torch has no such operation."""
-    packet = getattr(torch.ops.prims, "fma", None)
-    return () if packet is None else (packet.default,)
 
 
 def call_general(op: OpOverload, *args: Any, **kwargs: Any) -> Any:

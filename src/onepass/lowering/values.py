@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import TypeAlias
 
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, const
-from ..ir.poly import Atom, Axis, Poly
-from ..ir.program import Buffer, HostValue
+from ..ir.poly import Axis, Poly
+from ..ir.program import Buffer, HostValue, contiguous_strides
 
 Shape: TypeAlias = tuple[Poly, ...]
 
@@ -69,16 +71,19 @@ class Ref:
     def is_whole(self) -> bool:
         return self.shape == self.buffer.shape and self.index == own_point(self.shape)
 
+    @property
+    def meta(self) -> TensorMeta:
+        strides = self.buffer.strides if self.is_whole else contiguous_strides(self.shape)
+        return TensorMeta(self.shape, strides, self.dtype, self.device)
+
     def view(self, shape: Sequence[Poly], point: Sequence[Poly]) -> Ref:
         """A view: element `axes of shape` is this ref's element `point` (polys over those axes)."""
         return Ref(self.buffer, tuple(shape), self.index_at(point))
 
     def index_at(self, point: Sequence[Poly]) -> Shape:
         """The buffer's index of this ref's element `point`; positions along dimensions of size 1 do not count."""
-        mapping: dict[Atom, Poly] = {}
-        for number, (extent, at) in enumerate(zip(self.shape, point, strict=True)):
-            if extent is not Poly.ONE:
-                mapping[Axis(f"d{number}", extent)] = at
+        own = zip(own_point(self.shape), point, strict=True)
+        mapping = {place.axis: at for place, at in own if place is not Poly.ZERO}
         return tuple(p.substitute(mapping) for p in self.index)
 
     def at(self, point: Sequence[Poly]) -> Expr:
@@ -90,11 +95,8 @@ class Ref:
     def aligned(self, shape: Sequence[Poly]) -> Expr:
         """The value at the canonical axes of `shape`, after broadcasting to it."""
         missing = len(shape) - self.ndim
-        point = [
-            Poly.ZERO if mine is Poly.ONE else axis(k + missing, shape[k + missing])
-            for k, mine in enumerate(self.shape)
-        ]
-        return self.at(point)
+        point = own_point(shape)[missing:]
+        return self.at([Poly.ZERO if mine is Poly.ONE else at for mine, at in zip(self.shape, point, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +153,9 @@ def reshape_point(old: Sequence[Poly], new: Sequence[Poly]) -> list[Poly]:
 def _matching_group(old: Sequence[Poly], new: Sequence[Poly], i: int, j: int) -> tuple[int, int]:
     """The end of the smallest groups old[i:..] and new[j:..] of equal size; all that is left otherwise."""
     products: dict[Poly, int] = {}
-    size = Poly.ONE
-    for j_end in range(j, len(new) + 1):
-        if j_end > j:
-            size = size * new[j_end - 1]
+    for j_end, size in enumerate(accumulate(new[j:], mul, initial=Poly.ONE), j):
         products.setdefault(size, j_end)
-    size = Poly.ONE
-    for i_end in range(i + 1, len(old) + 1):
-        size = size * old[i_end - 1]
+    for i_end, size in enumerate(accumulate(old[i:], mul), i + 1):
         if size in products:
             return i_end, products[size] if i_end < len(old) else len(new)
     return len(old), len(new)

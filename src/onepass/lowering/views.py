@@ -7,18 +7,14 @@ that cannot be placed for symbolic sizes raises `Unsupported`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
-
-import torch
 
 from ..ir.poly import Poly, nonnegative
 from ..ir.program import contiguous_strides
 from .context import Context
 from .registry import Unsupported, lowers
 from .values import Ref, own_point, reshape_point, split_linear
-
-aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
@@ -36,40 +32,19 @@ def wrap_index(index: int | Poly, size: Poly) -> Poly:
     raise Unsupported(f"index {position} of a dimension of size {size} may be negative")
 
 
-@lowers(
-    aten.alias.default,
-    aten.detach.default,
-    aten.lift.default,
-    aten.lift_fresh.default,
-    aten.alias_copy.default,
-    aten.detach_copy.default,
-    aten.lift_fresh_copy.default,
-    prims.view_of.default,
-)
+@lowers("alias detach lift lift_fresh alias_copy detach_copy lift_fresh_copy prims.view_of.default")
 def alias(ctx: Context, x: Ref) -> Ref:
     return x
 
 
-@lowers(
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.view_copy.default,
-    aten.unsqueeze.default,
-    aten.unsqueeze_copy.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.squeeze_copy.default,
-    aten.squeeze_copy.dim,
-    aten.squeeze_copy.dims,
-)
+@lowers("view _unsafe_view reshape view_copy unsqueeze unsqueeze_copy")
+@lowers("squeeze.default/dim/dims squeeze_copy.default/dim/dims")
 def view(ctx: Context, x: Ref, *where: Any) -> Ref:
     shape = ctx.out.shape
     return x if shape == x.shape else x.view(shape, reshape_point(x.shape, shape))
 
 
-@lowers(aten.permute.default, aten.permute_copy.default)
+@lowers("permute permute_copy")
 def permute(ctx: Context, x: Ref, dims: Sequence[int]) -> Ref:
     axes = own_point(ctx.out.shape)
     point = [Poly.ZERO] * x.ndim
@@ -78,7 +53,7 @@ def permute(ctx: Context, x: Ref, dims: Sequence[int]) -> Ref:
     return x.view(ctx.out.shape, point)
 
 
-@lowers(aten.transpose.int, aten.transpose_copy.int)
+@lowers("transpose.int transpose_copy.int")
 def transpose(ctx: Context, x: Ref, a: int, b: int) -> Ref:
     order = list(range(x.ndim))
     if order:
@@ -87,31 +62,29 @@ def transpose(ctx: Context, x: Ref, a: int, b: int) -> Ref:
     return permute(ctx, x, order)
 
 
-@lowers(aten.t.default, aten.t_copy.default)
-def t(ctx: Context, x: Ref) -> Ref:
-    return permute(ctx, x, list(reversed(range(x.ndim))))
+lowers("t t_copy")(lambda ctx, x: permute(ctx, x, range(x.ndim)[::-1]))
 
 
-@lowers(aten.expand.default, aten.expand_copy.default)
+@lowers("expand expand_copy")
 def expand(ctx: Context, x: Ref, size: Any, implicit: bool = False) -> Ref:
     shape = ctx.out.shape
     return x.view(shape, own_point(shape)[len(shape) - x.ndim :])
 
 
-@lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
+@lowers("slice.Tensor slice_copy.Tensor narrow_copy")
 def slice_(
     ctx: Context, x: Ref, dim: int = 0, start: int | Poly | None = None, end: Any = None, step: int | Poly = 1
 ) -> Ref:
     dim = wrap_dim(dim, x.ndim)
-    point = list(own_point(ctx.out.shape))
-    # Past the end the slice is empty, so the start needs no clamp from above.
-    point[dim] = slice_start(start, x.shape[dim]) + point[dim] * step
-    return x.view(ctx.out.shape, point)
+    # FX's shape says where it ends. Past the end the slice is empty, so the start needs no clamp from above.
+    return _part(x, ctx.out.shape, dim, slice_start(start, x.shape[dim]), step)
 
 
-@lowers(aten.narrow_copy.default)
-def narrow_copy(ctx: Context, x: Ref, dim: int, start: int | Poly, length: Any) -> Ref:
-    return slice_(ctx, x, dim, start)
+def _part(x: Ref, shape: Sequence[Poly], dim: int, start: Poly, step: int | Poly = 1) -> Ref:
+    """The part of a shape that begins at `start` of a dimension."""
+    point = list(own_point(shape))
+    point[dim] = start + point[dim] * step
+    return x.view(shape, point)
 
 
 def slice_start(start: int | Poly | None, size: Poly) -> Poly:
@@ -123,7 +96,7 @@ def slice_start(start: int | Poly | None, size: Poly) -> Poly:
     return wrap_index(start, size)
 
 
-@lowers(aten.select.int, aten.select_copy.int)
+@lowers("select.int select_copy.int")
 def select(ctx: Context, x: Ref, dim: int, index: int | Poly) -> Ref:
     dim = wrap_dim(dim, x.ndim)
     point = list(own_point(ctx.out.shape))
@@ -131,37 +104,19 @@ def select(ctx: Context, x: Ref, dim: int, index: int | Poly) -> Ref:
     return x.view(ctx.out.shape, point)
 
 
-@lowers(
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.unsafe_split.Tensor,
-    aten.split_with_sizes_copy.default,
-    aten.split_copy.Tensor,
-)
+@lowers("split.Tensor unsafe_split.Tensor split_copy.Tensor split_with_sizes split_with_sizes_copy")
 def split(ctx: Context, x: Ref, sizes: Any, dim: int = 0) -> tuple[Ref, ...]:
     dim = wrap_dim(dim, x.ndim)
-    parts: list[Ref] = []
-    start = Poly.ZERO
-    for meta in ctx.outs:
-        point = list(own_point(meta.shape))
-        point[dim] = point[dim] + start
-        parts.append(x.view(meta.shape, point))
-        start = start + meta.shape[dim]
-    return tuple(parts)
+    starts = accumulate((meta.shape[dim] for meta in ctx.outs), initial=Poly.ZERO)
+    return tuple(_part(x, meta.shape, dim, start) for meta, start in zip(ctx.outs, starts, strict=False))
 
 
-@lowers(aten.unbind.int, aten.unbind_copy.int)
+@lowers("unbind.int unbind_copy.int")
 def unbind(ctx: Context, x: Ref, dim: int = 0) -> tuple[Ref, ...]:
-    dim = wrap_dim(dim, x.ndim)
-    parts: list[Ref] = []
-    for number, meta in enumerate(ctx.outs):
-        point = list(own_point(meta.shape))
-        point.insert(dim, Poly.of(number))
-        parts.append(x.view(meta.shape, point))
-    return tuple(parts)
+    return tuple(select(ctx, x, dim, number) for number in range(len(ctx.outs)))
 
 
-@lowers(aten.diagonal.default, aten.diagonal_copy.default)
+@lowers("diagonal diagonal_copy")
 def diagonal(ctx: Context, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
     first, second = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
     *rest, along = own_point(ctx.out.shape)
@@ -171,7 +126,7 @@ def diagonal(ctx: Context, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1
     return x.view(ctx.out.shape, point)
 
 
-@lowers(aten.unfold.default, aten.unfold_copy.default)
+@lowers("unfold unfold_copy")
 def unfold(ctx: Context, x: Ref, dim: int, size: int, step: int) -> Ref:
     *point, within = own_point(ctx.out.shape)
     if not x.ndim:
@@ -181,13 +136,12 @@ def unfold(ctx: Context, x: Ref, dim: int, size: int, step: int) -> Ref:
     return x.view(ctx.out.shape, point)
 
 
-@lowers(aten.as_strided.default, aten.as_strided_copy.default)
+@lowers("as_strided as_strided_copy")
 def as_strided(ctx: Context, x: Ref, size: Any, stride: Any, storage_offset: int | Poly | None = None) -> Ref:
     """Only of a whole row-major buffer: strides in its storage are then positions in it."""
     buffer = x.buffer
     if not x.is_whole or buffer.strides != contiguous_strides(buffer.shape) or buffer.name.startswith("a"):
         raise Unsupported("as_strided of a tensor whose storage has another layout")
-    position = Poly.of(storage_offset or 0)
-    for at, step in zip(own_point(ctx.out.shape), stride, strict=True):
-        position = position + at * step
+    steps = zip(own_point(ctx.out.shape), stride, strict=True)
+    position = sum((at * step for at, step in steps), Poly.of(storage_offset or 0))
     return x.view(ctx.out.shape, split_linear(position, x.shape))
