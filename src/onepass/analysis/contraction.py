@@ -22,6 +22,7 @@ from .parts import cut_rows
 from .single_row import ROW
 from .unify import unify
 
+DIFFERENT_AXES = "its reductions run over different axes"
 MOST_HELD = 256  # of an axis that a program holds whole beside a swept one
 LEAST_TILE = 16  # of a matrix unit
 
@@ -118,7 +119,7 @@ def contract_nest(nest: Nest) -> Contraction | Refusal:
     rows, columns = roles
     swept = {nest.bound[a] for r in tops for a in r.over}
     if len(swept) != 1:
-        return Refusal("its reductions run over different axes")
+        return Refusal(DIFFERENT_AXES)
     inside = [r for r in found if r not in tops]
     inner = tuple(dict.fromkeys(nest.bound[a] for r in inside for a in r.over))
     contraction = Contraction(nest, rows, columns, swept.pop(), inner)

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from ..analysis.access import flat_offset, numel, storage_bytes
 from ..analysis.answers import Answer, Answers
-from ..analysis.contraction import MOST_HELD, Contraction, contract
+from ..analysis.contraction import DIFFERENT_AXES, MOST_HELD, Contraction, contract
 from ..analysis.inline import Inliner, Memo, loaded, reductions
 from ..analysis.library_price import multiply_rate, product_us
 from ..analysis.nest import Refusal, opened
@@ -248,6 +248,9 @@ class Chooser(Reading):
             most = max(storage_bytes(d.buffer) for d in self.stored((last, *tail)))
             members = self._grown({last}, tail, None if tail else last, most)
             if not members or not (tail or self.again(members)):
+                continue
+            if not all(self.shares_matrix(d, last) for d in members if d.buffer in self.product_of):
+                self.decisions.append(Decision(last.origin.node, end.origin.node, "product", False, DIFFERENT_AXES))
                 continue
             if self._consider(members, last.origin.node, end.origin.node, "product"):
                 return

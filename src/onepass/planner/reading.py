@@ -82,6 +82,10 @@ class Reading:
         own = set(members)
         return [d for d in members if d.buffer in self.elsewhere or not self.readers_of(d) or self.readers_of(d) - own]
 
+    def shares_matrix(self, define: Define, product: Define) -> bool:
+        """Whether two products read a common matrix: else their sums run over different axes."""
+        return not {*loaded(define.value)}.isdisjoint(loaded(product.value))
+
     def is_operand(self, define: Define, members: set[Define]) -> bool:
         return any(r in members and r.buffer in self.product_of for r in self.readers.get(define.buffer, ()))
 
