@@ -42,8 +42,12 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]], 
     "large": (linear, lambda: (rand(16, 8192), rand(8192, 8192)), True),
     "stays in the cache": (linear, lambda: (rand(16, 2048), rand(2048, 2048)), False),
     "read by many": (shared, lambda: (rand(8, 4, 16, 8192), rand(4, 8192, 2048)), False),
-    "decoding": (attention, lambda: (rand(1, 32, 1, 128), *[rand(1, 8, 32768, 128)] * 2), True),
-    "decoding, far more": (attention, lambda: (rand(4, 32, 1, 128), *[rand(4, 8, 16384, 128)] * 2), False),
+    "decoding": (attention, lambda: (rand(1, 32, 1, 128), rand(1, 8, 32768, 128), rand(1, 8, 32768, 128)), True),
+    "decoding, far more": (
+        attention,
+        lambda: (rand(4, 32, 1, 128), rand(4, 8, 16384, 128), rand(4, 8, 16384, 128)),
+        False,
+    ),
 }
 
 

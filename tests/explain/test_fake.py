@@ -69,3 +69,15 @@ def test_a_model_without_memory_is_planned_like_one_with_it(where: str, training
     assert {d for d, _, _ in expected} == ({"forward", "backward"} if training else {"inference"})
     assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
     assert all(p.grad is None for p in before)
+
+
+def test_sizes_of_an_earlier_question_do_not_matter() -> None:
+    """torch.compile would take sizes that differ from the last call's for dynamic ones."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, -1)
+
+    for size in (64, 96):
+        with unbuilt(), torch.no_grad():
+            e = onepass.explain(function, torch.randn(size, size), options={"cache": False})
+        assert f"[{size}]" in e.kernels[0].schedule

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from ..ir.record import CompileRecord
 from .memoryless import has_no_memory, made_fake
 from .planning import planning
+from .torch_private import dynamo_config
 
 
 def run_recorded(
@@ -38,7 +39,8 @@ def run_recorded(
     memoryless = any(map(has_no_memory, (*_tensors_of((args, kwargs)), *_stateful_tensors(holders))))
     own = made_fake(modules, (args, kwargs)) if memoryless else nullcontext(_copied((args, kwargs)))
     with _preserved(holders, modules), recorder() as records, planning(memoryless), own as (own_args, own_kwargs):
-        result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
+        with dynamo_config.patch(automatic_dynamic_shapes=False):  # sizes of an earlier call are no matter of this one
+            result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
         directions = [record.direction for record in records]
         if directions.count("backward") < directions.count("forward"):
             _run_backward(result)
