@@ -155,17 +155,17 @@ def emit_kernels(
     target, exact = planned.target, needs_exact(planned.lowered.graph)
     sources: list[KernelSource] = []
     by_key: dict[str, int] = {}
+    emitted: dict[tuple[Kernel, bool], int] = {}
     numbers: dict[Kernel, int] = {}
     for position, kernel in enumerate(kernels):
-        if target.language == "triton":  # waiting costs a little, and what comes before a graph is seldom a kernel
-            overlaps = target.overlaps and (position > 0 or not leading)
-            source = emit_triton(kernel, exact, overlaps)
-        else:
-            source = emit_c(kernel)  # never contracts
-        if source.key not in by_key:
-            by_key[source.key] = len(sources)
-            sources.append(source)
-        numbers[kernel] = by_key[source.key]
+        # Waiting costs a little, and what comes before a graph is seldom a kernel.
+        overlaps = target.overlaps and (position > 0 or not leading)
+        same = (kernel.like or kernel, overlaps)
+        if same not in emitted:
+            source = emit_triton(kernel, exact, overlaps) if target.language == "triton" else emit_c(kernel)
+            emitted[same] = by_key.setdefault(source.key, len(sources))
+            sources += [source] if emitted[same] == len(sources) else []
+        numbers[kernel] = emitted[same]
     return sources, numbers
 
 

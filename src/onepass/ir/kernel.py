@@ -368,6 +368,7 @@ class Kernel:
     streams: bool = False  # what descriptors load is read once, and the chip's cache should give it up first
     denormals: bool = False  # an operation needs denormal numbers
     asserts: bool = False  # a program stops at an index out of range
+    like: Kernel | None = None  # the same over other buffers: their texts are equal
 
     def over(self, own: Mapping[Buffer, Buffer], name: str, origins: tuple[Origin, ...]) -> Kernel:
         """The same kernel over other buffers of the same layouts."""
@@ -395,6 +396,7 @@ class Kernel:
             origins=origins,
             descriptors=tuple(described.values()),
             matrices=mapped(self.matrices),
+            like=self.like or self,
         )
 
     @property
