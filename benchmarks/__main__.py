@@ -113,8 +113,7 @@ def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
             forget(device)
         for number, workload in enumerate(workloads, 1):
             measured = kept.row(
-                workload.name,
-                partial(measure, workload, systems, result["scale"], result["rounds"], device, caches),
+                workload.name, partial(measure, workload, systems, result["scale"], result["rounds"], device, caches)
             )
             result["workloads"][workload.name] = measured
             _say(f"[{number}/{len(workloads)}] {workload.name}: {progress_text(measured)}")

@@ -239,7 +239,7 @@ def test_workspace_is_allocated_and_freed_like_any_buffer() -> None:
     x, partial, y = buffer("x", 64), buffer("partial", 2), buffer("y")
     host = emit((x,), [kernel((partial,), (x,)), kernel((y,), (partial,))], (whole(y),), workspace=(partial,))
     assert [type(i).__name__ for i in host.instructions] == [
-        *("Check", "Allocate", "Launch", "Free", "Allocate", "Launch"),
+        *("Check", "Allocate", "Launch", "Free", "Allocate", "Launch")
     ]
 
 

@@ -162,10 +162,7 @@ PASSING: dict[str, Program] = {
         ),
         matrices((600, 32), (600, 32)),
     ),
-    "stored transposed": (
-        lambda x, w: (lambda p: (p.t().contiguous(), p.amax(-1)))(x @ w.t()),
-        matrices(x, many),
-    ),
+    "stored transposed": (lambda x, w: (lambda p: (p.t().contiguous(), p.amax(-1)))(x @ w.t()), matrices(x, many)),
 }
 
 # What is no such region, or only part of one: values are all that is asked.
@@ -183,10 +180,7 @@ OTHERS: dict[str, Program] = {
         ),
         matrices((600, 32), (600, 32)),
     ),
-    "mean cross-entropy": (
-        lambda x, w, t: F.cross_entropy(x @ w.t(), t),
-        with_targets(37, 700, matrices(x, many)),
-    ),
+    "mean cross-entropy": (lambda x, w, t: F.cross_entropy(x @ w.t(), t), with_targets(37, 700, matrices(x, many))),
     "long rows stored": (lambda x, w: (x @ w.t()).softmax(-1), matrices(x, many)),
     "reduced over everything": (lambda x, w: (x @ w.t()).square().sum(), matrices(x, many)),
     "reduced over rows and columns apart": (lambda x, w: (lambda p: (p.sum(0), p.sum(1)))(x @ w.t()), matrices(x, w)),

@@ -54,10 +54,7 @@ BESIDE: dict[str, Program] = {
     ),
     "weights as stored": (lambda x, q, k: (x @ q, x @ k), half(x, (48, 64), (48, 21))),
     "every other row": (lambda x, q, k: (x[::2] @ q, x[::2] @ k), half(x, (48, 64), (48, 21))),
-    "norm in front": (
-        lambda x, q, k, v: projections(F.rms_norm(x, (48,)), q, k, v),
-        half(x, q, k, v),
-    ),
+    "norm in front": (lambda x, q, k, v: projections(F.rms_norm(x, (48,)), q, k, v), half(x, q, k, v)),
 }
 
 # Programs that only look like it: what one product makes, another one waits for.

@@ -64,10 +64,7 @@ INTEGERS: dict[str, tuple[Callable[..., Any], Arguments]] = {
         lambda a, b, s, t: dequantised(a, b.t(), s, t),
         lambda: (integers(37, 64), integers(48, 64), torch.rand(37, 1) / 4096, torch.rand(48)),
     ),
-    "every other row": (
-        lambda a, b, s, t: dequantised(a[::2], b[:, ::2], s[::2], t[::2]),
-        with_scales(38, 64, 48),
-    ),
+    "every other row": (lambda a, b, s, t: dequantised(a[::2], b[:, ::2], s[::2], t[::2]), with_scales(38, 64, 48)),
     "quantised again": (requantised, lambda: (integers(37, 64), integers(64, 48), torch.tensor(1e-3))),
     "bias and activation": (
         lambda a, b, c: torch.relu(torch._int_mm(a, b) + c),

@@ -146,10 +146,7 @@ SPELLINGS: dict[str, Program] = {
     "interleaved down": (interleaved_down, down(16, 192, 48)),
     "halves down": (halves_down, down(16, 320, 48)),
     "halves, repeated scales": (halves_repeated, across(16, 320, 48)),
-    "with zeros": (
-        with_zeros,
-        lambda: (*across(16, 192, 48)(), torch.randint(0, 16, (48, 6)).half()),
-    ),
+    "with zeros": (with_zeros, lambda: (*across(16, 192, 48)(), torch.randint(0, 16, (48, 6)).half())),
     "a scale for each column": (scale_of_columns, across(16, 192, 48)),
     "four to a byte": (in_quarters, across(16, 192, 48, per=4)),
     "eight to a word": (
@@ -179,10 +176,7 @@ SPELLINGS: dict[str, Program] = {
     "float8, one row": (scaled, floats(1, 192, 48)),
     "keys and values in float8": (decoded, cache(1)),
     "keys and values in float8, a scale for each head": (decoded, cache(5, 3, 1, 1)),
-    "weights of two layers": (
-        lambda x, w, s: interleaved(F.gelu(interleaved(x, w, s)), w, s),
-        across(16, 64, 64),
-    ),
+    "weights of two layers": (lambda x, w, s: interleaved(F.gelu(interleaved(x, w, s)), w, s), across(16, 64, 64)),
 }
 OTHERS: dict[str, Program] = {
     "many rows": (interleaved, across(300, 64, 32)),

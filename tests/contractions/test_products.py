@@ -50,17 +50,11 @@ EPILOGUES: dict[str, Program] = {
     "scale of columns": (lambda x, w, s: (x @ w.t()) * s, matrices(x, w, (48,))),
     "cast up": (lambda x, w: (x @ w.t()).float() * 2, matrices(x, w)),
     "cast down": (lambda x, w: (x @ w.t()).to(torch.bfloat16), matrices(x, w, dtype=torch.float32)),
-    "alpha and beta": (
-        lambda x, w, r: torch.relu(torch.addmm(r, x, w.t(), beta=0.5, alpha=2.0)),
-        matrices(x, w, r),
-    ),
+    "alpha and beta": (lambda x, w, r: torch.relu(torch.addmm(r, x, w.t(), beta=0.5, alpha=2.0)), matrices(x, w, r)),
     "batched": (lambda a, b: torch.sigmoid(a @ b), matrices((3, 17, 33), (3, 33, 21))),
     "batched with one matrix": (lambda a, b: torch.tanh(a @ b), matrices((2, 3, 17, 33), (33, 21))),
     "by einsum": (lambda a, b: torch.relu(torch.einsum("bik,bjk->bij", a, b)), matrices((2, 17, 40), (2, 19, 40))),
-    "gate and value": (
-        lambda x, w, u: F.silu(x @ w.t()) * (x @ u.t()),
-        matrices(x, w, w),
-    ),
+    "gate and value": (lambda x, w, u: F.silu(x @ w.t()) * (x @ u.t()), matrices(x, w, w)),
     "gate and value with biases": (
         lambda x, w, u, b: F.gelu(F.linear(x, w, b)) * F.linear(x, u, b),
         matrices(x, w, w, b),
@@ -77,10 +71,7 @@ EPILOGUES: dict[str, Program] = {
         matrices(x, w),
     ),
     "gated linear unit": (lambda x, w: F.glu(x @ w.t(), -1), matrices(x, w)),
-    "parts of three": (
-        lambda x, w: (lambda p: p[:, :16] * p[:, 16:32] + p[:, 32:])(x @ w.t()),
-        matrices(x, w),
-    ),
+    "parts of three": (lambda x, w: (lambda p: p[:, :16] * p[:, 16:32] + p[:, 32:])(x @ w.t()), matrices(x, w)),
     "clamped": (lambda x, w: (x @ w.t()).clamp(-1, 1), matrices(x, w)),
     "float32": (lambda x, w, b: torch.relu(F.linear(x, w, b)), matrices(x, w, b, dtype=torch.float32)),
     "stored transposed": (lambda x, w: torch.relu(x @ w.t()).t().contiguous(), matrices(x, w)),
@@ -139,10 +130,7 @@ OTHERS: dict[str, Program] = {
     "sum behind": (lambda x, w: (x @ w.t()).sum(-1), matrices(x, w)),
     "product read twice": (lambda x, w: (torch.relu(x @ w.t()), x @ w.t() + 1), matrices(x, w)),
     "product also returned": (lambda x, w: (lambda p: (p, torch.relu(p)))(x @ w.t()), matrices(x, w)),
-    "two layers": (
-        lambda x, w, u: F.relu(F.relu(x @ w.t()) @ u.t()),
-        matrices(x, w, (30, 48)),
-    ),
+    "two layers": (lambda x, w, u: F.relu(F.relu(x @ w.t()) @ u.t()), matrices(x, w, (30, 48))),
     "results with a layer between them": (
         lambda x, w, u: (lambda p: (p, F.relu(p) @ u.t() + p))(x @ w.t()),
         matrices(x, w, (48, 48)),
@@ -163,25 +151,16 @@ OTHERS: dict[str, Program] = {
     "packed gate of rows": (lambda x, w: (lambda p: torch.relu(p[:18]) * p[18:36])(x @ w.t()), matrices(x, w)),
     "every other column": (lambda x, w: (lambda p: torch.relu(p[:, ::2]) * p[:, 1::2])(x @ w.t()), matrices(x, w)),
     "parts that overlap": (lambda x, w: (lambda p: torch.relu(p[:, :40]) * p[:, 8:])(x @ w.t()), matrices(x, w)),
-    "three packed results": (
-        lambda x, w: [torch.relu(part) + 1 for part in (x @ w.t()).chunk(3, -1)],
-        matrices(x, w),
-    ),
+    "three packed results": (lambda x, w: [torch.relu(part) + 1 for part in (x @ w.t()).chunk(3, -1)], matrices(x, w)),
     "a part with a border": (lambda x, w: F.pad((x @ w.t())[:, :20], (2, 1), value=1.5) * 2, matrices(x, w)),
-    "columns moved on": (
-        lambda x, w: (lambda p: (p, p + F.pad(p[:, :-1], (1, 0))))(x @ w.t()),
-        matrices(x, w),
-    ),
+    "columns moved on": (lambda x, w: (lambda p: (p, p + F.pad(p[:, :-1], (1, 0))))(x @ w.t()), matrices(x, w)),
     "columns turned round": (lambda x, w: (lambda p: (p, p * p.flip(1)))(x @ w.t()), matrices(x, w)),
     "parts of the product": (lambda x, w: (lambda p: (p, p[1:] * 2, p[:, :5] + 1))(x @ w.t()), matrices(x, w)),
     "more results than one kernel has": (
         lambda x, w: (lambda p: [p, *(torch.relu(p) * k for k in range(6))])(x @ w.t()),
         matrices(x, w),
     ),
-    "three layers": (
-        lambda x, w, u: F.relu(F.relu(F.relu(x @ w.t()) @ u.t()) @ w.t()),
-        matrices(x, w, (64, 48)),
-    ),
+    "three layers": (lambda x, w, u: F.relu(F.relu(F.relu(x @ w.t()) @ u.t()) @ w.t()), matrices(x, w, (64, 48))),
     "product with itself": (lambda a: torch.relu(a @ a.t()), matrices((37, 50))),
     "product of products": (lambda a: a @ a.t() @ a, matrices((37, 50))),
     "three inputs shared": (lambda x, w, u, v: (x @ w.t(), x @ u.t(), x @ v.t()), matrices(x, w, w, w)),
@@ -199,10 +178,7 @@ OTHERS: dict[str, Program] = {
         lambda a, b: torch.relu(a @ b),
         lambda: (torch.randn(17, 20).double(), torch.randn(20, 9).double()),
     ),
-    "integers": (
-        lambda a, b: (a @ b) + 1,
-        lambda: (torch.randint(-9, 9, (17, 20)), torch.randint(-9, 9, (20, 9))),
-    ),
+    "integers": (lambda a, b: (a @ b) + 1, lambda: (torch.randint(-9, 9, (17, 20)), torch.randint(-9, 9, (20, 9)))),
 }
 
 

@@ -57,11 +57,7 @@ def test_inputs_are_freed_at_their_last_use() -> None:
     seen: list[bool] = []
     x = torch.ones(4)
     alive = weakref.ref(x)
-    instructions = (
-        Call("x0", "aten.sin.default", (Ref("a0"),), {}),
-        Free(("a0",)),
-        Call("x1", Live("l0"), (), {}),
-    )
+    instructions = (Call("x0", "aten.sin.default", (Ref("a0"),), {}), Free(("a0",)), Call("x1", Live("l0"), (), {}))
     host = HostProgram(("a0",), instructions, (Ref("x0"),), (), {"l0": lambda: seen.append(alive() is not None)})
     args = [x]
     del x

@@ -15,10 +15,7 @@ from onepass.runtime.kernels import LoadedKernel
 def program(device: str) -> HostProgram:
     return HostProgram(
         ("a0", "a1"),
-        (
-            Allocate("b0", ("4",), ("1",), "float32", device),
-            Launch(0, ("b0", "a0"), (), "7", device, ("a1",)),
-        ),
+        (Allocate("b0", ("4",), ("1",), "float32", device), Launch(0, ("b0", "a0"), (), "7", device, ("a1",))),
         (Ref("b0"),),
     )
 

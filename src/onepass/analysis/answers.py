@@ -32,11 +32,7 @@ class Answers:
         self._known: dict[Hashable, tuple[Any, tuple[Buffer, ...]]] = {}
 
     def ask(
-        self,
-        about: Hashable,
-        defines: Iterable[Define | Store],
-        stored: Collection[Define],
-        answer: Callable[[], T],
+        self, about: Hashable, defines: Iterable[Define | Store], stored: Collection[Define], answer: Callable[[], T]
     ) -> Answer[T]:
         """The answer to a question about definitions of which some are stored; `answer` finds it the first time.
 

@@ -19,19 +19,7 @@ from ..ir.monoids import lowest
 from ..ir.ops import CASTS
 from ..ir.poly import Axis, Poly, Quotient
 from .conditions import fold_logic
-from .formulas import (
-    ALWAYS,
-    NEVER,
-    Every,
-    Formula,
-    Positive,
-    Some,
-    chosen,
-    decide,
-    every,
-    formulas,
-    some,
-)
+from .formulas import ALWAYS, NEVER, Every, Formula, Positive, Some, chosen, decide, every, formulas, some
 
 MOST_RANGES = 2
 

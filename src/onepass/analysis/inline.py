@@ -47,10 +47,7 @@ class Inliner:
     """
 
     def __init__(
-        self,
-        defines: Mapping[Buffer, Define],
-        stored: Iterable[Buffer] = (),
-        memo: Memo | None = None,
+        self, defines: Mapping[Buffer, Define], stored: Iterable[Buffer] = (), memo: Memo | None = None
     ) -> None:
         self.defines = defines
         self.stored = frozenset(stored)

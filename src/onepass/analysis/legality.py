@@ -184,9 +184,7 @@ def _widened(nest: Nest, target: Target) -> Nest:
         return nest
     stores = tuple(
         replace(
-            s,
-            domain=whole,
-            region=(*s.region, *((c, Poly.ZERO, Poly.ONE) for c in nest.classes if c not in s.domain)),
+            s, domain=whole, region=(*s.region, *((c, Poly.ZERO, Poly.ONE) for c in nest.classes if c not in s.domain))
         )
         for s in nest.stores
     )

@@ -39,12 +39,7 @@ def with_row(nest: Nest) -> Nest:
         return nest
     memo: dict[Expr, Expr] = {e: Load(e.buffer, _placed(e.index, e.buffer.shape)) for e in loads}
     stores = tuple(
-        replace(
-            s,
-            index=_placed(s.index, s.buffer.shape),
-            value=substitute(s.value, memo),
-            domain=s.domain | {ROW},
-        )
+        replace(s, index=_placed(s.index, s.buffer.shape), value=substitute(s.value, memo), domain=s.domain | {ROW})
         for s in nest.stores
     )
     return replace(nest, stores=stores, classes=(ROW, *nest.classes))

@@ -43,7 +43,7 @@ def run_recorded(
             result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
         directions = [record.direction for record in records]
         if directions.count("backward") < directions.count("forward"):
-            _run_backward(result)
+            run_backward(result)
     return list(records)
 
 
@@ -92,7 +92,7 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
                 yield from _tensors_of(item)
 
 
-def _run_backward(result: Any) -> None:
+def run_backward(result: Any) -> None:
     """Backward of the sum of all float outputs. Nothing accumulates into `.grad`."""
     outputs = [t for t in _tensors_of(result) if t.requires_grad]
     if leaves := _leaves(outputs):

@@ -494,10 +494,7 @@ def substitute(root: Expr, known: Mapping[Expr, Expr]) -> Expr:
 
 
 def rebind(
-    root: Expr,
-    axes: dict[Axis, Poly],
-    over: Mapping[Axis, tuple[Axis, ...]],
-    memo: dict[Expr, Expr] | None = None,
+    root: Expr, axes: dict[Axis, Poly], over: Mapping[Axis, tuple[Axis, ...]], memo: dict[Expr, Expr] | None = None
 ) -> Expr:
     """The expression with axes replaced by polys, and reductions that run over other axes.
 

@@ -41,10 +41,7 @@ class _Format:
         return (self.bias - 127) << 23
 
 
-_FORMATS = {
-    DType.F8E4M3: _Format(3, 7, 0x43F00000, 0x7F),
-    DType.F8E5M2: _Format(2, 15, 0x47800000, 0x7C),
-}
+_FORMATS = {DType.F8E4M3: _Format(3, 7, 0x43F00000, 0x7F), DType.F8E5M2: _Format(2, 15, 0x47800000, 0x7C)}
 _NAN, _FLOAT_INFINITY = 0x7F, 0x7F800000
 
 

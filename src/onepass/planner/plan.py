@@ -377,12 +377,7 @@ class Planner:
 
 
 def plan_fusion(
-    regions: Regions,
-    target: Target,
-    options: Options,
-    choose: Choose,
-    answers: Answers,
-    limits: Limits = NO_LIMITS,
+    regions: Regions, target: Target, options: Options, choose: Choose, answers: Answers, limits: Limits = NO_LIMITS
 ) -> FusionPlan:
     """The fusion plan of a program for a target, its matrix products decided on. `choose`: how stores run best.
 
