@@ -428,7 +428,7 @@ class Chooser(Reading):
     def again(self, members: Iterable[Define]) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read.
 
-        An operand that is not computed again is at least converted and moved here.
+        An operand that is not computed again is at least widened and repeated here.
         """
         own = set(members)
         found: dict[Define, None] = {}
@@ -444,7 +444,7 @@ class Chooser(Reading):
         return tuple(sorted(found, key=self.order.__getitem__))
 
     def ways_again(self, members: tuple[Define, ...]) -> Iterable[tuple[Define, ...]]:
-        """What members compute again: all that is cheap, else positions and what only moves or converts operands."""
+        """What members compute again: all that is cheap, else positions and operands that only grow."""
         cheap = self.again(members)
         moved = {c for d in cheap if self.is_operand(d, {*members}) for c in self.moves(d)}
         return dict.fromkeys((cheap, tuple(d for d in cheap if d in moved or not self.memory(d))))

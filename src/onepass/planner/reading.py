@@ -105,9 +105,9 @@ class Reading:
         return self.chains[define]
 
     def moves(self, define: Define) -> dict[Define, None]:
-        """A value that only moves another one, or makes it wider, and those of its kind that it is made of."""
+        """A value that only repeats a smaller one, or widens it, and those of its kind that it is made of."""
         found: dict[Define, None] = {}
-        while self.is_point_wise(define) and _is_moved(define.value) and len(found) < MOST_MEMBERS:
+        while self.is_point_wise(define) and _is_grown(define) and len(found) < MOST_MEMBERS:
             found[define] = None
             sources = self.sources(define)
             if not sources:
@@ -165,13 +165,12 @@ def _cost(value: Expr) -> float:
     return sum(work_of(e) for e in postorder([value]) if not (isinstance(e, Pointwise) and e.op in CASTS))
 
 
-def _is_moved(value: Expr) -> bool:
-    """Whether a value is one that is loaded from memory, which is not wider."""
-    loaded = value
-    while isinstance(loaded, Pointwise) and loaded.op in CASTS:
-        loaded = loaded.args[0]
-    narrow = loaded.dtype.bytes <= value.dtype.bytes
-    return isinstance(loaded, Load) and narrow and all(p.is_plain for p in loaded.index)
+def _is_grown(define: Define) -> bool:
+    """Whether a value is one that is loaded from fewer bytes than it has."""
+    value, size = define.value, storage_bytes(define.buffer)
+    while isinstance(value, Pointwise) and value.op in CASTS:
+        value = value.args[0]
+    return isinstance(value, Load) and load_bytes(value) < size and all(p.is_plain for p in value.index)
 
 
 def work_of(e: Expr) -> float:
