@@ -265,13 +265,8 @@ def _version(planned: PlannedGraph, name: str, choice: Choice) -> _Version | Ref
 
 
 def _key(planned: PlannedGraph, version: _Version, workshop: Workshop) -> _Key:
-    return (
-        planned.lowered.options.tune,
-        workshop.stopwatch.chip,
-        workshop.builder.fingerprint(),
-        version.trial,
-        version.keys,
-    )
+    tune, chip = planned.lowered.options.tune, workshop.stopwatch.chip
+    return tune, chip, workshop.builder.fingerprint(), version.trial, version.keys
 
 
 def _try(versions: Sequence[_Version], workshop: Workshop, worst_us: float = math.inf) -> list[_Tried]:

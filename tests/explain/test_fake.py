@@ -81,3 +81,10 @@ def test_sizes_of_an_earlier_question_do_not_matter() -> None:
         with unbuilt(), torch.no_grad():
             e = onepass.explain(function, torch.randn(size, size), options={"cache": False})
         assert f"[{size}]" in e.kernels[0].schedule
+
+
+@pytest.mark.parametrize(("target", "known"), [("sm_90", True), ("sm_80", False), ("gfx942", False), ("cpu", True)])
+def test_predictions_for_chips_that_were_not_measured_say_so(target: str, known: bool) -> None:
+    with unbuilt(), torch.no_grad():
+        e = onepass.explain(lambda x: x.exp() + 1, torch.randn(64, 64), target=target, options={"cache": False})
+    assert ("unmeasured" in str(e)) != known

@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+from ..ir.rates import UNMEASURED
 from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord, TrialRecord
+from ..ir.target import targets
 
 REJECTED_SHOWN = 12  # the rest is in the JSON; the largest missed savings come first
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -121,6 +123,9 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     yield f"graph {number} of {total}: {graph.direction}, target {graph.target}, cache {graph.cache}{compiled}"
     if graph.fallback:
         yield f"  runs as eager: {_one_line(graph.fallback)}"
+    known = targets().get(graph.target)
+    if known is not None and known.warp and known.rates is UNMEASURED:
+        yield f"  predicted times: {known.rates.source}"
     if graph.sizes:
         yield f"  any sizes; numbers are for {sizes_text(graph.sizes)}"
     for kernel in graph.kernels:
