@@ -28,7 +28,7 @@ from .ir.record import CompileRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
-from .lowering.masked_attention import MaskedAttentionWrittenOut
+from .lowering.masked_attention import MaskedAttentionWrittenOut, drop_full_masks
 from .lowering.random import reset_streams
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
@@ -105,7 +105,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         partition_fn=partition,
-        decompositions=decomposition_table(),
+        decompositions=decomposition_table(chosen.target),
         keep_inference_input_mutations=True,
     )
 
@@ -115,6 +115,8 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         if on_gpu:
             start_launcher()  # while graphs are traced
         multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
+        if chosen.fuse and multiplies:
+            drop_full_masks(graph)
         with MaskedAttentionWrittenOut() if chosen.fuse and multiplies else nullcontext():
             compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled

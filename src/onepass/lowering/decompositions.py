@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..ir.callables import operators
+from .convolutions import convolution_decompositions
 from .random_decompositions import RANDOM
 from .registry import RULES
 from .strides import layout_decompositions
@@ -84,9 +85,14 @@ def _log_of_sum(exponential: Callable[..., Any], unit: float, otherwise: Callabl
     return log_of_sum
 
 
+def decomposition_table(target: str = "auto") -> Table:
+    """The table to give AOTAutograd for the target of that name."""
+    return _for_every_target() | convolution_decompositions(target)
+
+
 @functools.cache
-def decomposition_table() -> Table:
-    """The table to give AOTAutograd. Made once: torch's own takes 0.1 s to collect."""
+def _for_every_target() -> Table:
+    """Made once: torch's own table takes 0.1 s to collect."""
     table: Table = dict(core_aten_decompositions())
     table |= {op: every_decomposition[op] for op in _ALSO if op in every_decomposition}
     table = {op: decomposition for op, decomposition in table.items() if op not in _WHOLE and op not in RULES}

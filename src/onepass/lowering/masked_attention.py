@@ -3,21 +3,25 @@
 AOTAutograd expands a call whose mask the library's kernels do not take to products of float32 matrices, which are
 stored. Here operands stay 16-bit, scores are float32, and the weights are rounded to the
 type of the values before they multiply them, as the library's kernels do. A row in which no score counts is zero, as
-in eager. Left alone: calls that a kernel of the library takes, and those that backward goes through, whose scores
-would be stored. Of a chip that is not here torch cannot say what its library takes: there every masked call is math.
+in eager. Calls that a kernel of the library takes are left alone. Calls that backward goes through are the library's:
+it refuses a mask whose last dimension has a stride other than 1 (an expanded mask), so that mask is copied. Of a chip
+that is not here torch cannot say what its library takes: there every masked call without backward is math.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from .torch_private import library_takes
 
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -48,18 +52,114 @@ class MaskedAttentionWrittenOut(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {**dict(zip(_NAMES, args, strict=False)), **(kwargs or {})}
-        if function is not torch.nn.functional.scaled_dot_product_attention or not _is_masked(given):
+        if function is not ATTENTION:
+            return function(*args, **(kwargs or {}))
+        if _is_refused(given):
+            return function(**given | {"attn_mask": given["attn_mask"].contiguous()})
+        if not _is_masked(given):
             return function(*args, **(kwargs or {}))
         query, key, value, mask = (given[name] for name in _NAMES[:4])
         return masked_attention(query, key, value, mask, given.get("scale"), bool(given.get("enable_gqa")))
 
 
-def _is_masked(given: dict[str, Any]) -> bool:
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether torch can say what its library takes."""
+    return bool(tensor.is_cuda)
+
+
+def _matrices(given: dict[str, Any]) -> list[Tensor]:
+    """Queries, keys, values and mask of a call whose matrices are 16-bit; else nothing."""
     tensors = [t for name in _NAMES[:4] if isinstance(t := given.get(name), Tensor)]
-    if given.get("dropout_p") or given.get("is_causal") or len(tensors) < 4:
+    half = all(t.dtype in (torch.float16, torch.bfloat16) and t.dim() >= 3 for t in tensors[:3])
+    return tensors if len(tensors) == 4 and half else []
+
+
+def _is_masked(given: dict[str, Any]) -> bool:
+    """Whether a call is written out: nothing differentiates it, and the library does not take it."""
+    tensors = _matrices(given)
+    if given.get("dropout_p") or given.get("is_causal") or not tensors:
         return False
-    wide = any(t.dtype not in (torch.float16, torch.bfloat16) or t.dim() < 3 for t in tensors[:3])
-    if wide or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     query, key, value, mask = tensors
-    return not query.is_cuda or not library_takes(query, key, value, mask)
+    return not on_gpu(query) or not library_takes(query, key, value, mask)
+
+
+def _is_refused(given: dict[str, Any]) -> bool:
+    """Whether the library takes a call that is differentiated only with a copy of its mask."""
+    tensors = _matrices(given)
+    if not tensors or not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors[:3]):
+        return False
+    query, key, value, mask = tensors
+    if mask.requires_grad or mask.stride(-1) == 1 or not on_gpu(query) or library_takes(*tensors):
+        return False
+    return library_takes(query, key, value, mask.contiguous())
+
+
+# --- masks that hide nothing ---
+
+_VIEWS = {operator.getitem, "expand", "unsqueeze", "view", "reshape", "to", torch.unsqueeze}
+_IN_PLACE = {getattr(operator, name) for name in ["setitem", "iadd", "isub", "imul", "iand", "ior", "ixor"]}
+
+
+def drop_full_masks(graph: GraphModule) -> None:
+    """Attention that is differentiated loses a mask that is true everywhere, such as `arange(n) >= 0`.
+
+    Of dynamo's graph, before AOTAutograd chooses a kernel of the library: those that are fastest take no mask.
+    """
+    calls = [n for n in graph.graph.find_nodes(op="call_function", target=ATTENTION) if _is_differentiated(n)]
+    if not calls or any(_writes(n) for n in graph.graph.nodes):
+        return
+    for node in calls:
+        mask = node.kwargs.get("attn_mask", node.args[3] if len(node.args) > 3 else None)
+        if isinstance(mask, Node) and _is_true(mask):
+            node.args = tuple(a if k != 3 else None for k, a in enumerate(node.args))
+            node.kwargs = {name: a for name, a in node.kwargs.items() if name != "attn_mask"}
+    graph.recompile()
+
+
+def _is_differentiated(node: Node) -> bool:
+    made = node.meta.get("example_value")
+    return torch.is_grad_enabled() and isinstance(made, Tensor) and made.requires_grad
+
+
+def _writes(node: Node) -> bool:
+    """Whether a node may change a tensor that others read."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    schema = getattr(node.target, "_schema", None)
+    in_place = node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return node.op.startswith("call") and (in_place or "out" in node.kwargs or bool(schema and schema.is_mutable))
+
+
+def _is_true(node: Node) -> bool:
+    """Whether a tensor of booleans is true everywhere, for all sizes."""
+    made = node.meta.get("example_value")
+    if not isinstance(made, Tensor) or made.dtype is not torch.bool or not node.args:
+        return False
+    if node.target in _VIEWS:
+        return isinstance(node.args[0], Node) and _is_true(node.args[0])
+    if node.target is operator.and_:
+        return all(isinstance(a, Node) and _is_true(a) for a in node.args)
+    if node.target is operator.ge and isinstance(node.args[1], int):
+        least = _least(node.args[0])
+        return least is not None and least >= node.args[1]
+    return False
+
+
+def _least(value: Any) -> int | None:
+    """A number that no element of a tensor of positions is below."""
+    if isinstance(value, int):
+        return value if abs(value) < 2**31 else None  # no sum leaves 64 bits
+    if not isinstance(value, Node) or value.kwargs.keys() - {"device", "dtype"}:
+        return None
+    made = value.meta.get("example_value")
+    if not isinstance(made, Tensor) or made.dtype is not torch.int64:
+        return None
+    if value.target is torch.arange and len(value.args) == 1:
+        return 0
+    if value.target in _VIEWS:
+        return _least(value.args[0])
+    if value.target is operator.add:
+        terms = [_least(a) for a in value.args]
+        return None if None in terms else sum(t for t in terms if t is not None)
+    return None
