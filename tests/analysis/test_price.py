@@ -78,6 +78,16 @@ def test_a_loss_over_two_axes_has_a_program_for_every_few_rows() -> None:
     assert sum(k.predicted_us for k in kernels) < 200
 
 
+def test_the_one_program_that_finishes_a_loss_has_as_many_threads_as_a_processor_takes() -> None:
+    """With 256 threads the finish of 8192 states took 22 us on one H200: a thread waits for a few loads at a time."""
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return (torch.logsumexp(x.float(), -1) * w).sum()
+
+    _, finish = planned(loss, (8192, 32000), (8192,))
+    assert finish.schedule.endswith("[8192]: held; 32 warps"), finish.schedule
+
+
 def test_results_without_a_common_grid_are_apart() -> None:
     def both(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         k = k[:, :, None].expand(8, 8, 2, 1024, 64).reshape(8, 16, 1024, 64)

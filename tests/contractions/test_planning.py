@@ -99,3 +99,32 @@ def test_products_do_not_store_what_attention_computes_again() -> None:
     assert others <= {"aten.mm.default"}, others
     made = 8 * 1024 * 1024 * 2
     assert attention[0].bytes_read <= 1.01 * 3 * made + 8 * 1024 * 4
+
+
+def test_rotated_keys_are_stored_and_the_mask_of_documents_is_not() -> None:
+    """Rotating a key anew for every tile of queries costs more than storing it; comparing two numbers does not."""
+
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        low, high = x.chunk(2, -1)
+        return x * cos + torch.cat((-high, low), -1) * sin
+
+    def function(x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor, *weights: Tensor) -> Tensor:
+        q, k, v = ((x @ w).unflatten(-1, (-1, 64)).transpose(1, 2) for w in weights)
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        k, v = (t.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2) for t in (k, v))
+        place = torch.arange(x.shape[1], device=x.device)
+        seen = (place[:, None] >= place) & (documents[:, None, :, None] == documents[:, None, None, :])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+    with FakeTensorMode(), torch.no_grad():
+        x = torch.empty(8, 1024, 1024, dtype=torch.bfloat16)
+        cos, sin = (torch.empty(1024, 64, dtype=torch.bfloat16) for _ in range(2))
+        weights = [torch.empty(1024, n, dtype=torch.bfloat16) for n in (1024, 512, 512)]
+        e = explained(function, x, cos, sin, torch.empty(8, 1024, dtype=torch.int64), *weights)
+    attention = [k for k in e.kernels if any("bmm" in o["op"] for o in k.operations)]
+    assert len(attention) == 1 and not any("bmm" in x.op for x in e.externs)
+    computed = {o["op"] for o in attention[0].operations}
+    assert "aten.eq.Tensor" in computed and "aten.neg.default" not in computed, computed
+    heads = 8 * 1024 * (1024 + 512 + 512) * 2  # 16-bit, keys and values not repeated
+    assert attention[0].bytes_read <= 1.01 * heads + 8 * 1024 * 8
+    assert "ieee" not in attention[0].source

@@ -41,6 +41,7 @@ from .regions import Region, Regions
 
 BETWEEN = "another step lies between its operations"
 MOST_RESULTS = 3  # of point-wise work on one product
+NEARLY = 1.1  # storing what could be computed inside takes memory, and a stored mask bounds no sweep
 T = TypeVar("T")
 ChooseProducts: TypeAlias = Callable[[Sequence[Contraction], Target, float], Chosen]
 
@@ -306,8 +307,22 @@ class Chooser(Reading):
     def _consider(
         self, members: tuple[Define, ...], first: str, last: str, kind: str, offer: Offer | None = None
     ) -> bool:
-        """One kernel of the members, with what they read computed again; else with less of it; or the library's."""
-        return any(self._try(members, again, first, last, kind, offer) for again in self.ways_again(members))
+        """One kernel of the members, or the library's; of the values they read, as many are computed again as pays."""
+        ways = [again for again in self.ways_again(members) if again or len(members) > 1]  # else a bare product
+        if len(ways) > 1:
+            us = {again: self._with_rest_us(members, again, ways[0]) for again in ways}
+            ways = sorted(ways, key=lambda again: us[again] * (1 if again == ways[0] else NEARLY))
+        return any(self._try(members, again, first, last, kind, offer) for again in ways)
+
+    def _with_rest_us(self, members: tuple[Define, ...], again: tuple[Define, ...], most: tuple[Define, ...]) -> float:
+        """Predicted time of a region that computes `again`, and of a kernel that stores the rest of `most` for it."""
+        found = Refusal(BETWEEN) if self.links.is_cyclic(members, again) else self.contracted(members, again)
+        if isinstance(found, Refusal):
+            return math.inf
+        rest = {d for d in most if d not in again}
+        wanted = {s for d in (*members, *again) for s in self.sources(d) if s in rest}
+        made = sum(self.kernel_us(tuple(d for d in most if d in rest and d in self.chain(w))) for w in wanted)
+        return total_us(self.kernel([found], members, again).times) + made
 
     def _try(
         self,
@@ -425,14 +440,14 @@ class Chooser(Reading):
             moved += storage_bytes(d.buffer) * (1 if wanted else 2)  # not read by it, and not even written
         return self.target.launch_us + moved / self.target.memory_bytes_per_us
 
-    def again(self, members: Iterable[Define]) -> tuple[Define, ...]:
+    def again(self, members: Iterable[Define], operands: bool = True) -> tuple[Define, ...]:
         """Cheap point-wise values that the members read: computed again here, back to what must be read.
 
-        An operand that is not computed again is at least widened and repeated here.
+        An operand that is not computed again is at least widened and repeated here; none is without `operands`.
         """
         own = set(members)
         found: dict[Define, None] = {}
-        computes = self.given_up(members) < OPERANDS
+        computes = operands and self.given_up(members) < OPERANDS
         for d, reader in {s: m for m in members for s in self.sources(m)}.items():
             made = d in own or (d in self.taken and bool(self.memory(d)))  # by another kernel, beside its products
             if made or not self.is_point_wise(d):
@@ -444,10 +459,10 @@ class Chooser(Reading):
         return tuple(sorted(found, key=self.order.__getitem__))
 
     def ways_again(self, members: tuple[Define, ...]) -> Iterable[tuple[Define, ...]]:
-        """What members compute again: all that is cheap, else positions and operands that only grow."""
-        cheap = self.again(members)
+        """What members compute again: all that is cheap; no operands, which only grow; of the rest positions alone."""
+        cheap, others = self.again(members), self.again(members, operands=False)
         moved = {c for d in cheap if self.is_operand(d, {*members}) for c in self.moves(d)}
-        return dict.fromkeys((cheap, tuple(d for d in cheap if d in moved or not self.memory(d))))
+        return dict.fromkeys((cheap, others, tuple(d for d in cheap if d in moved or not self.memory(d))))
 
     def given_up(self, members: Iterable[Define]) -> int:
         """What a kernel of some products must do without (`Limits`)."""

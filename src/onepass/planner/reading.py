@@ -105,15 +105,20 @@ class Reading:
         return self.chains[define]
 
     def moves(self, define: Define) -> dict[Define, None]:
-        """A value that only repeats a smaller one, or widens it, and those of its kind that it is made of."""
-        found: dict[Define, None] = {}
-        while self.is_point_wise(define) and _is_grown(define) and len(found) < MOST_MEMBERS:
-            found[define] = None
+        """A value that only repeats a smaller one, or widens it, and the values of this kind that it is made of.
+
+        Copies of equal size between two such values belong to them; a copy of a value that was not widened does not.
+        """
+        found: list[Define] = []
+        grown = 0
+        while self.is_point_wise(define) and (factor := _growth(define)) >= 1.0 and len(found) < MOST_MEMBERS:
+            found.append(define)
+            grown = len(found) if factor > 1.0 else grown
             sources = self.sources(define)
             if not sources:
                 break
             (define,) = sources
-        return found
+        return dict.fromkeys(found[:grown])
 
     def memory(self, define: Define) -> set[Load]:
         """What a point-wise value reads, with all it is made of."""
@@ -165,12 +170,14 @@ def _cost(value: Expr) -> float:
     return sum(work_of(e) for e in postorder([value]) if not (isinstance(e, Pointwise) and e.op in CASTS))
 
 
-def _is_grown(define: Define) -> bool:
-    """Whether a value is one that is loaded from fewer bytes than it has."""
-    value, size = define.value, storage_bytes(define.buffer)
+def _growth(define: Define) -> float:
+    """Bytes of a value that only moves another one for each byte of the other one; 0 where it does more than that."""
+    value = define.value
     while isinstance(value, Pointwise) and value.op in CASTS:
         value = value.args[0]
-    return isinstance(value, Load) and load_bytes(value) < size and all(p.is_plain for p in value.index)
+    if not isinstance(value, Load) or not all(p.is_plain for p in value.index):
+        return 0.0
+    return storage_bytes(define.buffer) / max(1, load_bytes(value))
 
 
 def work_of(e: Expr) -> float:

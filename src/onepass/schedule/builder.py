@@ -255,8 +255,17 @@ class Builder:
         for source, p, size in zip(original, index, buffer.shape, strict=True):
             if in_range(p, size) or _is_checked(source, size):
                 continue
-            for left, right in ((Poly.of(-1), p), (p, size)):
-                total = self.both(total, self.compare("lt", self.physical(left), self.physical(right)))
+            total = self._between(total, Poly.ZERO, p, size)
+        return total
+
+    def _between(self, total: ir.Operand | None, low: Poly, at: Poly, high: Poly) -> ir.Operand | None:
+        """`total`, and low <= at < high as far as it is not provable.
+
+        Equal lanes of `low <= at` are those of both sides: Triton finds none in `low - 1 < at`, and loads one by one.
+        """
+        for op, right, room in (("ge", low, at - low), ("lt", high, high - at - 1)):
+            if not nonnegative(room):
+                total = self.both(total, self.compare(op, self.physical(at), self.physical(right)))
         return total
 
     def compare(self, op: str, left: ir.Operand, right: ir.Operand, stem: str = "inside") -> ir.Operand:
@@ -283,10 +292,7 @@ class Builder:
         """Store a value at an index given in class axes, inside its region."""
         guard: ir.Operand | None = None
         for axis, low, high in region:
-            at = self.position(axis.poly())
-            for left, right in ((low - 1, at), (at, high)):
-                if not nonnegative(right - left - 1):
-                    guard = self.both(guard, self.compare("lt", self.physical(left), self.physical(right)))
+            guard = self._between(guard, low, self.position(axis.poly()), high)
         offset = flat_offset(buffer, tuple(self.position(p) for p in index))
         self.add(ir.StoreElement(buffer, self.physical(offset), operand, guard))
 

@@ -143,11 +143,11 @@ class _Rules(AxisOrder):
             # warps side by side along the contiguous axis: none waits for another
             warps = max(1, tiles.blocks.get(self.favourite, 1) // (target.warp * target.vector_bytes // self._width()))
             return max(warps, elements // (8 * target.warp * target.thread_elements))
-        each = target.warp * self._per_thread(tiles, elements)
-        warps = tiles.alone or min(MAX_WARPS, max(1, power_below(elements // each)))
+        warps = tiles.alone or min(MAX_WARPS, power_below(elements // self._per_thread(tiles, elements) // target.warp))
         if tiles.held and self.rows is None:  # so few programs that all run at once: more threads end each sooner
             programs = math.prod(-(-estimate(a.extent) // tiles.blocks.get(a, 1)) for a in self.outer)
-            while programs <= 2 * target.processors and warps < 8 and elements > 4 * warps * target.warp:
+            most = THREADS // target.warp if programs == 1 else 8  # one thread waits for a few loads at a time
+            while programs <= 2 * target.processors and warps < most and elements > 4 * warps * target.warp:
                 warps *= 2
         return warps
 
