@@ -7,6 +7,7 @@ plans stays: no fused kernel survives that was seen to be slower than its parts.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ from .ir.plan import Group, Store
 from .ir.record import CompileRecord, Decision, stage
 from .ir.target import Target
 from .judging import Judge
-from .pipeline import PlannedGraph, Wrapper, compile_entry, lower, plan_graph
+from .pipeline import PlannedGraph, Wrapper, choose_regions, compile_entry, lower, plan_graph
 from .resources import Resources, UnbuiltGroups, build_entry
 from .runtime.cache import Cache
 from .runtime.entries import GraphEntry
@@ -95,6 +96,9 @@ class Building:
         return best
 
     def _plan(self, limits: Limits) -> PlannedGraph:
+        if self.judge is not None:
+            with stage(self.record, "plan"):
+                self.judge.foresee(functools.partial(choose_regions, self.lowered, self.judge, limits))
         return plan_graph(self.lowered, self.record, self.judge, limits)
 
     def _made(self, planned: PlannedGraph, choices: dict[str, Choice]) -> Made:

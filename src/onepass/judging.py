@@ -3,13 +3,15 @@
 Takes a region as a program of its own, planned both ways, builds both by the usual stages, lets them race on the
 device and gives a `Verdict`. Both have the schedules they would run with: what spills or holds too few programs gets
 its next one first. Equal regions are measured once, in this process and, by the persistent cache, in later ones.
-Measuring stops when the graph's seconds are spent; prediction decides what is left.
+Measuring stops when the graph's seconds are spent; prediction decides what is left. Building takes longer than racing,
+so the questions are foreseen: regions are chosen without answers first, and what they ask for is built meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,12 +33,16 @@ from .planner.close_calls import Verdict
 from .planner.memory import plan_peak
 from .planner.regions import Regions
 from .resources import Resources
-from .runtime.kernels import LoadedKernel, build_each
+from .runtime.kernels import LoadedKernel, build_each, processors
 from .runtime.stopwatch import Race, Run, alone
 from .tuning import EFFORTS, Workshop
 
 FAR, DOUBTS = 2.0, 2  # a time that is so many times the predicted one is doubted, and so often measured again
+MANY = 8  # processors, some of which may build what is not needed in the end
+# What the regions of a graph are chosen with to know its questions: prediction decides, or everything loses.
+FORESEEN = (Verdict(problem="not measured yet"), Verdict(lost="was not measured yet"))
 _Built: TypeAlias = LoadedKernel | BaseException
+_Both: TypeAlias = tuple[Regions, Regions]  # a region in one kernel, and apart
 _known: dict[str, Verdict] = {}  # what this process has measured
 
 
@@ -65,6 +71,9 @@ class Judge:
         self._made_by = f"{environment_key()} {workshop.builder.fingerprint()} {needs_exact(lowered.graph)}"
         self._answers: dict[str, Verdict] = {}
         self._end: float | None = None
+        self._foreseen: tuple[ThreadPoolExecutor, Verdict] | None = None
+        self._ways: dict[str, tuple[_Both, list[_Way]]] = {}  # of questions that were foreseen, maybe of equal parts
+        self._building: list[Future[list[_Built]]] = []
         self.left_open = False  # something could not be measured now, but might be another time
 
     def __call__(self, together: Regions, apart: Regions, expected: tuple[float, float]) -> Verdict:
@@ -75,18 +84,52 @@ class Judge:
             return Verdict(problem="it does not run by itself")
         if key not in self._answers:
             found = _known.get(key) or self._stored(key)
+            if found is None and self._foreseen is not None:
+                return self._foresee(key, (together, apart), *self._foreseen)
             self._answers[key] = found or self._judged(key, (together, apart), expected)
         return self._answers[key]
 
-    def _judged(self, key: str, both: tuple[Regions, Regions], expected: tuple[float, float]) -> Verdict:
+    def foresee(self, choose: Callable[[], object]) -> None:
+        """Build what the questions of `choose` need: those that follow predictions, and those that follow losses.
+
+        All at once, while regions are chosen; nothing is built any more when the first kernels race.
+        """
+        pool = ThreadPoolExecutor(processors(), "onepass-foreseen")
+        try:
+            for verdict in FORESEEN if processors() >= MANY else FORESEEN[:1]:
+                before = len(self._ways)
+                self._foreseen = pool, verdict
+                choose()
+                if len(self._ways) == before:
+                    break
+        finally:
+            self._foreseen = None
+            wait(self._building, EFFORTS[self.lowered.options.tune].graph_seconds)
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _foresee(self, key: str, both: _Both, pool: ThreadPoolExecutor, verdict: Verdict) -> Verdict:
+        if key not in self._ways and have_examples(_inputs(both)):
+            try:
+                ways = self._planned(both)
+            except Exception:  # the question itself will say what is wrong
+                return verdict
+            self._ways[key] = both, ways
+            sources = [s for way in ways for s in way.sources]
+            self._building.append(pool.submit(build_each, sources, self.workshop.builder, self.workshop.cache))
+        return verdict
+
+    def _planned(self, both: _Both) -> list[_Way]:
+        return [_way(plan_regions(self.lowered, regions), {}) for regions in both]
+
+    def _judged(self, key: str, both: _Both, expected: tuple[float, float]) -> Verdict:
         now = self.workshop.now()
         if self._end is None:
             self._end = now + EFFORTS[self.lowered.options.tune].graph_seconds
         if now >= self._end:
-            self.left_open = True
             return Verdict(problem="the time for measuring is spent")
         try:
-            verdict = self._measured(both, expected)
+            both, ways = self._ways.get(key) or (both, None)
+            verdict = self._measured(both, ways, expected)
         except Exception as error:  # a mistake of ours: the graph itself may well be compiled
             if self.lowered.options.strict:
                 raise
@@ -97,11 +140,10 @@ class Judge:
                 self.workshop.cache.write("times", key, (verdict.together_us, verdict.apart_us))
         return verdict
 
-    def _measured(self, both: tuple[Regions, Regions], expected: tuple[float, float]) -> Verdict:
-        buffers = [i for r in both for i in r.program.inputs if isinstance(i, Buffer)]
-        if not have_examples(buffers):
+    def _measured(self, both: _Both, ways: list[_Way] | None, expected: tuple[float, float]) -> Verdict:
+        if not have_examples(_inputs(both)):
             return Verdict(problem="its sizes are known only at run time")
-        ways = [_way(plan_regions(self.lowered, regions), {}) for regions in both]
+        ways = ways or self._planned(both)
         if not all(way.inside for way in ways):
             return Verdict(problem="what it reads depends on values")
         ways, (one, other) = self._built(ways)
@@ -109,7 +151,7 @@ class Judge:
             return Verdict(lost=f"its kernel {fault}")
         if any(isinstance(k, BaseException) for k in other):
             return Verdict(problem="a kernel around it cannot be built")
-        names = {b: f"a{n}" for n, b in enumerate(dict.fromkeys(buffers))}
+        names = {b: f"a{n}" for n, b in enumerate(dict.fromkeys(_inputs(both)))}
         runs = [_run(way, kernels, names) for way, kernels in zip(ways, (one, other), strict=True)]
         race = self._race(runs, max(plan_peak(w.planned.program, w.planned.plan.steps) for w in ways), expected)
         if race.problem:
@@ -155,6 +197,10 @@ class Judge:
             parts += [f"{[place[d] for d in (*r.members, *r.again)]} {r.beside} {r.tiled}" for r in regions.regions]
             parts.append(structure(regions.program))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _inputs(both: _Both) -> list[Buffer]:
+    return [i for r in both for i in r.program.inputs if isinstance(i, Buffer)]
 
 
 def _way(planned: PlannedGraph, choices: Mapping[str, Choice]) -> _Way:

@@ -96,12 +96,16 @@ def plan_graph(
 
     `judge`: measures what prediction leaves open. `limits`: of operations whose kernels spilled.
     """
-    own = lowered
     with stage(record, "plan"):
-        regions = choose_contractions(
-            own.program, own.target, own.options, choose, choose_products, own.answers, judge, limits
-        )
-        return plan_regions(lowered, regions, limits)
+        return plan_regions(lowered, choose_regions(lowered, judge, limits), limits)
+
+
+def choose_regions(lowered: LoweredGraph, judge: Judge | None, limits: Limits) -> Regions:
+    """What becomes of a graph's matrix products."""
+    own = lowered
+    return choose_contractions(
+        own.program, own.target, own.options, choose, choose_products, own.answers, judge, limits
+    )
 
 
 def plan_regions(lowered: LoweredGraph, regions: Regions, limits: Limits = NO_LIMITS) -> PlannedGraph:

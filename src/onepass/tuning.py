@@ -8,6 +8,7 @@ to gain come first: time above the price, times the kernels that are equal.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
@@ -43,7 +44,7 @@ class Effort:
     near_floor: float  # a group within so many times its floor stays as the rules have it
 
 
-EFFORTS = {"quick": Effort(4, 1.0, 8.0, 1.25), "max": Effort(24, 20.0, 600.0, 1.03)}
+EFFORTS = {"quick": Effort(4, 1.0, 3.0, 1.25), "max": Effort(24, 20.0, 600.0, 1.03)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,13 @@ def tune_groups(
                 found[key] = settled
             else:
                 slow.append((ruled.record.time_us - floor_us, key, ruled))
-        for _, key, ruled in sorted(slow, key=lambda s: s[0] * len(equal[s[1]]), reverse=True):
-            name = equal[key][0]
-            search = _Search(planned, name, choices.get(name, FIRST), effort, workshop)
-            found[key] = search.run(ruled, min(end, workshop.now() + effort.group_seconds))
+        slow.sort(key=lambda s: s[0] * len(equal[s[1]]), reverse=True)
+        searches = {key: _Search(planned, equal[key][0], choices, ruled, effort, workshop) for _, key, ruled in slow}
+        at_once = max(1, processors() // effort.alternatives)
+        for number, (key, search) in enumerate(searches.items()):
+            if number % at_once == 0 and workshop.now() < end:
+                _build([v for s in list(searches.values())[number : number + at_once] for v in s.first], workshop)
+            found[key] = search.run(min(end, workshop.now() + effort.group_seconds))
         for key, outcome in found.items():
             if outcome.trials and key not in _decided:  # it was measured
                 _keep(key, outcome, workshop)
@@ -153,32 +157,44 @@ def tune_groups(
 class _Search:
     """The walk of one group."""
 
-    def __init__(self, planned: PlannedGraph, name: str, choice: Choice, effort: Effort, workshop: Workshop) -> None:
-        self.planned, self.name, self.choice = planned, name, choice
-        self.effort, self.workshop = effort, workshop
-        self.asked: set[Adjustment] = set()
-        self.seen: set[tuple[str, ...]] = set()
+    def __init__(
+        self,
+        planned: PlannedGraph,
+        name: str,
+        choices: Mapping[str, Choice],
+        ruled: _Tried,
+        effort: Effort,
+        workshop: Workshop,
+    ) -> None:
+        """`ruled`: the rules' own version."""
+        self.planned, self.name, self.choice = planned, name, choices.get(name, FIRST)
+        self.ruled, self.effort, self.workshop = ruled, effort, workshop
+        self.asked = {ruled.version.adjustment}
+        self.seen = {ruled.version.keys}
 
-    def run(self, ruled: _Tried, end: float) -> Outcome:
+    @functools.cached_property
+    def first(self) -> list[_Version]:
+        """The neighbours of the rules' version, with which the walk begins."""
+        return list(itertools.islice(self._unmet(self.ruled.version.adjustment), self.effort.alternatives))
+
+    def run(self, end: float) -> Outcome:
         """Start at the rules' own version and stop at `end` at the latest, up to one round of building."""
-        tried, best = [ruled], ruled
-        self.asked.add(ruled.version.adjustment)
-        self.seen.add(ruled.version.keys)
+        tried, best = [self.ruled], self.ruled
+        at_once = max(1, processors() // len(self.ruled.version.sources))
         moved = True
-        while moved:
+        while moved and self.workshop.now() < end:
             moved = False
             left = max(0, self.effort.alternatives + 1 - len(tried))
-            around = list(itertools.islice(self._unmet(best.version.adjustment), left))
-            at_once = max(1, processors() // len(ruled.version.sources))
+            around = self.first if len(tried) == 1 else [*itertools.islice(self._unmet(best.version.adjustment), left)]
             for first in range(0, len(around), at_once):
                 if self.workshop.now() >= end:
-                    return self._outcome(ruled, best, tried)
+                    break
                 worst_us = math.inf if best.record.spilled_bytes else DROPPED * best.record.time_us
                 for found in _try(around[first : first + at_once], self.workshop, worst_us):
                     tried.append(found)
                     if found.beats(best):
                         best, moved = found, True
-        return self._outcome(ruled, best, tried)
+        return self._outcome(best, tried)
 
     def _unmet(self, adjustment: Adjustment) -> Iterator[_Version]:
         """Neighbours that were not met before."""
@@ -191,7 +207,8 @@ class _Search:
                 self.seen.add(version.keys)
                 yield version
 
-    def _outcome(self, ruled: _Tried, best: _Tried, tried: Sequence[_Tried]) -> Outcome:
+    def _outcome(self, best: _Tried, tried: Sequence[_Tried]) -> Outcome:
+        ruled = self.ruled
         if best is not ruled and not ruled.record.spilled_bytes:  # one slow run must not decide
             again = _try([best.version, ruled.version], self.workshop)
             if not _fastest(best, again[0]).beats(_fastest(ruled, again[1])):
@@ -271,8 +288,12 @@ def _key(planned: PlannedGraph, version: _Version, workshop: Workshop) -> _Key:
 
 def _try(versions: Sequence[_Version], workshop: Workshop, worst_us: float = math.inf) -> list[_Tried]:
     """Build versions, in parallel, then time them one after another; those slower than the worst only roughly."""
-    built = iter(build_each([s for v in versions for s in v.sources], workshop.builder, workshop.cache))
+    built = iter(_build(versions, workshop))
     return [_Tried(v, _timed(v, [next(built) for _ in v.sources], workshop, worst_us)) for v in versions]
+
+
+def _build(versions: Sequence[_Version], workshop: Workshop) -> list[LoadedKernel | BaseException]:
+    return build_each([s for v in versions for s in v.sources], workshop.builder, workshop.cache)
 
 
 def _timed(

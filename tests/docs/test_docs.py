@@ -42,7 +42,7 @@ Options that change code are part of the cache key; the others only print or che
 How a kernel is cut into tiles follows from rules. Where a kernel runs on a GPU of this machine and its first
 measurement is more than 1.25 times the predicted time (`max`: 1.03), neighbours of what the rules say are built
 and timed too: other numbers of warps, other tiles, loads that run ahead or do not. `quick` tries at most 4 for at
-most about a second per kernel, 8 seconds per graph, `max` 24; one is taken if it is faster by more than 2 %, and
+most about a second per kernel, 3 seconds per graph, `max` 24; one is taken if it is faster by more than 2 %, and
 never one that spills registers where another does not. Nothing is measured for kernels predicted below 10 µs, for
 targets that are not here, on CPUs, for `explain` on fake tensors, while a CUDA graph is captured, or where the
 tensors would take more than a quarter of the free memory. What was tried is in `explain`; the choice is stored with
@@ -52,7 +52,7 @@ with matrix products, with the library on the device; without, with kernels of h
 plan stays, and `explain` tells both times.
 
 Whether a matrix product runs inside a kernel or is left to the library follows from predicted times. Where these are
-within 1.75 of each other, both ways are built and timed once, for at most 8 seconds per graph (`max`: 600) and under
+within 1.75 of each other, both ways are built and timed once, for at most 3 seconds per graph (`max`: 600) and under
 the same conditions; `explain` then says "measured" with both times. A time above twice the predicted one is measured
 up to twice again, and the least counts. Equal parts of a model share one measurement, and
 so do later processes, by the cache.

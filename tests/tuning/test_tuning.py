@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +255,7 @@ def test_seconds_go_where_most_is_gained(chip: str, monkeypatch: pytest.MonkeyPa
         return x.relu(), y.relu(), z.relu()
 
     monkeypatch.setattr(tuning, "processors", lambda: 1)
+    monkeypatch.setitem(tuning.EFFORTS, "quick", replace(tuning.EFFORTS["quick"], graph_seconds=8.0))
     inputs = [torch.randn(n, 1024) for n in (4096, 5000, 5000)]
     stopwatch = ByShape(chip, {"4096": 100.0, "5000": 90.0}, 1.1)
     outcomes = list(tuned(planned(function, *inputs, fuse=False), stopwatch).values())
