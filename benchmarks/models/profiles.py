@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..timing import Span
+from ..timing import Span, own_spans
 
 LISTED = 15  # kernels of a call, those that take longest
 ENTRY = re.compile(r"\b(onepass_\w+)\(")  # the name of a kernel's function, in its text
@@ -19,7 +19,7 @@ ByTime = list[dict[str, Any]]  # name, calls, microseconds of all calls together
 def kernels_by_time(spans: Iterable[Span]) -> ByTime:
     """The kernels that take longest; all calls of one name together."""
     totals: dict[str, list[float]] = {}
-    for name, start, end in spans:
+    for name, start, end in own_spans(spans):
         totals.setdefault(name, []).append(end - start)
     return _longest({name: (len(times), sum(times)) for name, times in totals.items()})
 
@@ -63,8 +63,7 @@ def _in_order(records: Sequence[Any]) -> list[Any]:
 
 
 def _ours(spans: Iterable[Span]) -> list[tuple[str, float]]:
-    ordered = sorted(spans, key=lambda span: span[1])
-    return [(name, end - start) for name, start, end in ordered if name.startswith("onepass_")]
+    return [(name, end - start) for name, start, end in own_spans(spans) if name.startswith("onepass_")]
 
 
 def _entry(kernel: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from torch.fx import GraphModule
 
 from .analysis.answers import Answers
+from .analysis.layouts import lay_out
 from .analysis.parts import unroll
 from .autograd.exact import needs_exact
 from .codegen.c import emit_c
@@ -84,7 +85,7 @@ def lower(graph: GraphModule, target: Target, options: Options, record: CompileR
             wide_statistics=target.wide_statistics,
             device=device,
         )
-        program = unroll(program)
+        program = lay_out(unroll(program))
         verify_program(program)
     return LoweredGraph(graph, target, options, program, Answers())
 

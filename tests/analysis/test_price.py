@@ -136,3 +136,23 @@ def test_the_plan_carries_the_schedule_that_was_priced() -> None:
         patch.setattr(scheduling, "_scheduled", watch)
         planned(lambda x, w: F.layer_norm(x, (1024,), w).sum(0), (4096, 1024), (1024,))
     assert seen and all(carried == built for carried, built in seen)
+
+
+def test_wide_integers_take_longer() -> None:
+    def cubes(x: Tensor) -> Tensor:
+        for _ in range(8):
+            x = x * x + 3
+        return x
+
+    narrow, wide = (price_us(cubes, (8192, 8192), dtype=d) for d in (torch.int32, torch.int64))
+    assert wide > 1.9 * narrow
+
+    def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+        for _ in range(8):
+            x = (x * 1.5).to(dtype).float()
+        return x
+
+    narrow, wide = (
+        price_us(lambda x, d=d: rounded(x, d), (8192, 8192), dtype=BF16) for d in (torch.int32, torch.int64)
+    )
+    assert wide > 2 * narrow

@@ -201,6 +201,16 @@ def test_kernels_are_paired_with_their_prices() -> None:
 def test_overlapping_kernels_are_counted_once() -> None:
     spans = [("a", 0.0, 10.0), ("b", 5.0, 12.0), ("c", 6.0, 7.0), ("d", 20.0, 21.0)]
     assert timing.busy_seconds(spans) == pytest.approx(13e-6)
+    assert timing.own_spans(spans) == [("a", 0.0, 10.0), ("b", 10.0, 12.0), ("c", 7.0, 7.0), ("d", 20.0, 21.0)]
+
+
+def test_a_kernel_that_starts_early_is_not_charged_for_waiting() -> None:
+    """It waits for the last one inside: 48 of 67 us in one profile."""
+    waits = SimpleNamespace(name="k0", source="def onepass_mul(x):", predicted_us=18.0)
+    record = SimpleNamespace(direction="inference", kernels=[waits])
+    spans = [("gemm", 0.0, 53.0), ("onepass_mul", 5.0, 72.0)]
+    (found,) = prices([spans], [record])
+    assert found["measured_us"] == 19.0 and kernels_by_time(spans)[1]["us"] == 19.0
 
 
 @pytest.mark.rotating

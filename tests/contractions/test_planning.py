@@ -128,3 +128,32 @@ def test_rotated_keys_are_stored_and_the_mask_of_documents_is_not() -> None:
     heads = 8 * 1024 * (1024 + 512 + 512) * 2  # 16-bit, keys and values not repeated
     assert attention[0].bytes_read <= 1.01 * heads + 8 * 1024 * 8
     assert "ieee" not in attention[0].source
+
+
+def relative_bias(q: Tensor, k: Tensor, v: Tensor, table: Tensor, seen: Tensor) -> Tensor:
+    """Attention with a bias by the logarithm of distances, for a batch whose mask hides some keys."""
+    place = torch.arange(q.shape[2], device=q.device)
+    far = (place - place[:, None]).abs()
+    bucket = torch.where(far < 8, far, (8 + torch.log(far.float() / 8) * 4).long().clamp(max=15))
+    bias = F.embedding(bucket, table).permute(2, 0, 1)[None]
+    return torch.softmax(q @ k.mT + bias.masked_fill(~seen, -1e4), -1) @ v
+
+
+def test_a_bias_that_a_batch_shares_is_computed_once() -> None:
+    """On one H200 attention of this size took 250 us with the buckets computed for every score."""
+    with FakeTensorMode(), torch.no_grad():
+        q, k, v = (torch.empty(8, 16, 512, 64, dtype=torch.bfloat16) for _ in range(3))
+        table, seen = torch.empty(16, 16, dtype=torch.bfloat16), torch.empty(8, 1, 1, 512, dtype=torch.bool)
+        e = explained(relative_bias, q, k, v, table, seen)
+    (attention,) = [k for k in e.kernels if any("bmm" in o["op"] for o in k.operations)]
+    computed = {o["op"] for o in attention.operations}
+    assert "aten.embedding.default" not in computed and "aten.log.default" not in computed, computed
+    assert attention.predicted_us < 60 and sum(k.predicted_us for k in e.kernels) < 70
+
+
+def test_a_shared_bias_has_the_values_of_eager() -> None:
+    q, k, v = (torch.randn(4, 2, 37, 16) for _ in range(3))
+    table, seen = torch.randn(16, 2), torch.rand(4, 1, 1, 37) > 0.2
+    options = {"target": "triton-interpret", "tune": "off", "cache": False, "strict": True}
+    found = torch.compile(relative_bias, backend="onepass", options=options)(q, k, v, table, seen)
+    torch.testing.assert_close(found, relative_bias(q, k, v, table, seen), rtol=1e-4, atol=1e-5)

@@ -27,6 +27,7 @@ from onepass.ir.source import (
     TorchValue,
     WriteBack,
 )
+from onepass.runtime import torch_private
 from onepass.runtime.executable import Executable
 from onepass.runtime.kernels import LoadedKernel, build_kernels
 from onepass.runtime.toolchain import find_toolchain
@@ -252,3 +253,29 @@ def test_set_num_threads_is_honoured() -> None:
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+def test_bindings_take_what_operators_take() -> None:
+    """Every argument of the schema by position, and the rest by name: the values and gradients are the operator's."""
+    x, w, b = torch.randn(2, 4, 5, 5), torch.randn(3, 2, 3, 3, requires_grad=True), torch.randn(6, requires_grad=True)
+    a, m = torch.randn(3, 4), torch.randn(2, 3, 4)
+    cases: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "convolution": ((x[:, :2], w, b[:3], [2, 1], [1, 0], [1, 2], False, [0, 0], 1), {}),
+        "mm": ((a, a.t()), {}),
+        "bmm": ((m, m.mT), {}),
+        "addmm": ((torch.randn(3), a, a.t()), {"beta": 0.5, "alpha": 2}),
+        "baddbmm": ((torch.randn(2, 3, 3), m, m.mT), {"alpha": 0.25}),
+        "embedding": ((torch.randn(7, 3, requires_grad=True), torch.tensor([[1, 6], [0, 1]]), 1, False, False), {}),
+    }
+    assert cases.keys() == torch_private._BOUND
+    for name, (args, kwargs) in cases.items():
+        operator = getattr(torch.ops.aten, name).default
+        bound = torch_private.direct(operator)
+        assert bound is not operator and bound is not operator._op
+        leaves = [t for t in args if isinstance(t, torch.Tensor) and t.requires_grad]
+        results = []
+        for call in (operator, bound):
+            made = call(*args, **kwargs)
+            results.append([made, *torch.autograd.grad(made.sum(), leaves)] if leaves else [made])
+        torch.testing.assert_close(*results)
+    assert torch_private.direct(torch.ops.aten.sort.default) is torch.ops.aten.sort.default._op

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..ir import kernel as ir
 from ..ir.monoids import MONOIDS
-from ..ir.ops import OPS
+from ..ir.ops import CASTS, OPS
 from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
 from ..ir.program import Buffer
 from ..ir.target import Target
@@ -34,6 +34,8 @@ GPU_COSTS = {
     "exp": 6.0, "exp2": 4.0, "log": 7.0, "log2": 5.0, "sin": 40.0, "cos": 40.0, "tan": 60.0, "div": 6.0, "rsqrt": 4.0,
     "tanh": 6.0,
 }  # fmt: skip
+# The same on 64-bit numbers: two instructions for one, and a slow unit between integers and floats.
+WIDE, CONVERTED = 2.0, 8.0
 GPU_MONOIDS = {"argmax": 30.0, "argmin": 30.0, "welford": 12.0, "welford_merge": 16.0}
 
 
@@ -148,7 +150,7 @@ class _Program:
     def _compute(self, s: ir.Statement, times: float) -> float:
         match s:
             case ir.Let():
-                axes, cost = self._of(s.args), _cost(s.op)
+                axes, cost = self._of(s.args), _cost(s.op) * (_width(s) if self.target.warp else 1.0)
                 self._define(s.var, axes)
             case ir.RandomWord():
                 axes, cost = self._of([s.index]), RANDOM_COST
@@ -456,6 +458,14 @@ def _wasted(kernel: ir.Kernel, target: Target) -> Time:
 def _cost(op: str) -> float:
     """What a lane of a GPU takes for an operation, in multiply-adds."""
     return GPU_COSTS.get(op) or (OPS[op].cost if op in OPS else 1.0)
+
+
+def _width(s: ir.Let) -> float:
+    """How much longer an operation takes because its numbers have 64 bits."""
+    dtypes = [s.var.dtype, *(a.dtype for a in s.args if not isinstance(a, Poly))]
+    if all(d.bytes < 8 for d in dtypes):
+        return 1.0
+    return CONVERTED if s.op in CASTS and len({d.is_float for d in dtypes}) > 1 else WIDE
 
 
 def _indirect(offset: Poly) -> bool:

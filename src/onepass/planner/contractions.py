@@ -459,10 +459,12 @@ class Chooser(Reading):
         return tuple(sorted(found, key=self.order.__getitem__))
 
     def ways_again(self, members: tuple[Define, ...]) -> Iterable[tuple[Define, ...]]:
-        """What members compute again: all that is cheap; no operands, which only grow; of the rest positions alone."""
+        """What members compute again: all that is cheap; nothing that many positions share; no operands, which only
+        grow; of the rest positions alone."""
         cheap, others = self.again(members), self.again(members, operands=False)
         moved = {c for d in cheap if self.is_operand(d, {*members}) for c in self.moves(d)}
-        return dict.fromkeys((cheap, others, tuple(d for d in cheap if d in moved or not self.memory(d))))
+        positions = tuple(d for d in cheap if d in moved or not self.memory(d))
+        return dict.fromkeys((cheap, self.without_shared(cheap, members), others, positions))
 
     def given_up(self, members: Iterable[Define]) -> int:
         """What a kernel of some products must do without (`Limits`)."""

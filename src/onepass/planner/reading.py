@@ -19,6 +19,8 @@ MOST_MEMBERS = 48
 UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kernel (16 rows gained, 128 lost)
 # Per element, of what is computed again beside a product: from memory; from positions, or one row for many.
 CHEAP_COST, PLACE_COST = 4.0, 24.0
+# A value may be stored where so many positions at least would each compute an element of it, at this cost.
+SHARED, HEAVY = 4, 8.0
 
 
 class Reading:
@@ -140,6 +142,19 @@ class Reading:
             most, wider = (PLACE_COST if row or 16 * moved <= own else CHEAP_COST), 8 if row else 2
             self.cheap[define] = len(chain) <= MOST_MEMBERS and cost <= most and moved <= wider * own
         return self.cheap[define]
+
+    def without_shared(self, again: Iterable[Define], members: Iterable[Define]) -> tuple[Define, ...]:
+        """What members still compute of `again` where values that many of their positions share are stored."""
+        points = max(numel(m.axes) for m in members)
+        work = {d: sum(_cost(c.value) for c in self.chain(d)) for d in again}  # of each position
+        left = {d for d in again if SHARED * numel(d.axes) > points or work[d] < HEAVY}
+        found: set[Define] = set()
+        stack = list(members)
+        while stack:
+            fresh = [s for s in self.sources(stack.pop()) if s in left and s not in found]
+            found.update(fresh)
+            stack.extend(fresh)
+        return tuple(d for d in again if d in found)
 
     def is_unpacked_once(self, define: Define, product: Define) -> bool:
         """Whether one tile of a product computes it, from memory that holds much less: packed weights."""
