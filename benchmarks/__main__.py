@@ -54,6 +54,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shard", default="", help="models: part K of N of the cases, as K/N")
     parser.add_argument("--minutes", type=float, default=0, help="models: start no case that would end later")
+    parser.add_argument("--at-once", type=int, default=1, help="models: cases that compile side by side")
     parser.add_argument("--note", default="", help="models: a sentence for the report, of the machine's state, say")
     parser.add_argument("--out", type=Path, help="folder for the results; a partial run writes none without it")
     arguments = parser.parse_args()
@@ -134,8 +135,10 @@ def run_models(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     kept = _kept(arguments, result, arguments.systems)
     chosen = part_of(select(device, arguments.only, name, quick), arguments.shard)
-    settings = Settings(device, arguments.systems, result["rounds"], not arguments.no_compile_time)
-    found = run_rows(chosen, settings, kept, arguments.minutes, _say)
+    with tempfile.NamedTemporaryFile() as lock:
+        turns = (arguments.at_once, lock.name) if arguments.at_once > 1 else ()
+        settings = Settings(device, arguments.systems, result["rounds"], not arguments.no_compile_time, *turns)
+        found = run_rows(chosen, settings, kept, arguments.minutes, _say)
     everything = [row.name for row in select(device, "", name, quick)]
     return result | found | {"rows": {row: kept.rows[row] for row in everything if row in kept.rows}}
 

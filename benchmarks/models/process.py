@@ -8,6 +8,7 @@ Prints JSON last.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import statistics
@@ -25,6 +26,7 @@ from .profiles import kernels_by_time, operations_by_time, prices
 from .subject import Subject, Values
 
 _PROFILES = 3
+_MEASURE = ("inductor-max", "xla", "onepass")  # systems that measure while they compile
 _PER_SYSTEM = (
     "wall_seconds", "best_seconds", "device_seconds", "first_call_seconds", "kernels", "peak_bytes", "by_time",
     "problems", "skipped",
@@ -59,10 +61,14 @@ def _synchronize(subject: Subject) -> None:
 
 
 class Measuring:
-    """Every mode of one model by every system. `records`: of the graphs that onepass compiled for a mode."""
+    """Every mode of one model by every system. `records`: of the graphs that onepass compiled for a mode.
 
-    def __init__(self, subject: Subject, systems: list[str], rounds: int, caches: str) -> None:
+    `lock`: a file by which processes take turns; they compile side by side where nothing is measured.
+    """
+
+    def __init__(self, subject: Subject, systems: list[str], rounds: int, caches: str, lock: str = "") -> None:
         self.subject, self.systems, self.rounds, self.caches = subject, systems, rounds, caches
+        self.lock = lock
         self.records: list[Any] = []
 
     def measure(self, mode: str) -> dict[str, Any]:
@@ -75,10 +81,20 @@ class Measuring:
 
     def _measure_into(self, row: dict[str, Any], mode: str) -> None:
         self.subject.set_mode(mode)
-        calls = self._ready(row, mode)
-        device = self.subject.device
+        if mode != STEP:
+            self.records = []
+        with self._turn():
+            eager = self.subject.runner(mode, "eager").values()
+            gradients = {name: value for name, value in eager.items() if name.startswith("gradient")}
+            expected = gradients, eager, self._reference(row, mode, gradients)
+        calls = self._ready(row, mode, [s for s in self.systems if s not in _MEASURE], expected)
+        with self._turn():
+            calls |= self._ready(row, mode, [s for s in self.systems if s in _MEASURE], expected)
+            self._time(row, calls)
+
+    def _time(self, row: dict[str, Any], calls: timing.Calls) -> None:
         row["load"] = os.getloadavg()[0]  # above 1 or 2, other programs take part of the cores
-        found = timing.clocked(calls, self.rounds, flushed=device == "cuda")
+        found = timing.clocked(calls, self.rounds, flushed=self.subject.device == "cuda")
         row["wall_seconds"] = {system: statistics.median(seconds) for system, seconds in found.items()}
         row["best_seconds"] = {system: min(seconds) for system, seconds in found.items()}
         for system, call in calls.items():
@@ -87,23 +103,26 @@ class Measuring:
             except Exception as error:
                 row["problems"][f"{system}, profile"] = first_line(error)
 
-    def _ready(self, row: dict[str, Any], mode: str) -> timing.Calls:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with open(self.lock or os.devnull, "w") as file:
+            if self.lock:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _ready(
+        self, row: dict[str, Any], mode: str, systems: list[str], expected: tuple[Values, Values, Values]
+    ) -> timing.Calls:
         """Each system's call after its first one, which gave the values that were checked."""
-        subject = self.subject
-        eager = subject.runner(mode, "eager").values()
-        gradients = {name: value for name, value in eager.items() if name.startswith("gradient")}
-        exact = self._reference(row, mode, gradients)
-        if mode != STEP:
-            self.records = []
         calls: timing.Calls = {}
-        for system in self.systems:
+        for system in systems:
             if reason := self._nothing_to_run(system, mode):
                 row["skipped"][system] = reason
                 continue
             os.environ.update(cache_variables(self.caches, system))
             try:
                 with self._recording(system):
-                    calls[system] = self._first(row, mode, system, gradients, eager, exact)
+                    calls[system] = self._first(row, mode, system, *expected)
             except Exception as error:
                 row["problems"][system] = first_line(error)
         return calls
@@ -173,6 +192,7 @@ def main() -> None:
     parser.add_argument("--modes", default=INFERENCE, help=f"separated by ';', of {'; '.join(MODES)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--caches", default="")
+    parser.add_argument("--lock", default="")
     arguments = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
     systems, modes = arguments.systems.split(","), arguments.modes.split(";")
@@ -182,7 +202,7 @@ def main() -> None:
             compiled(systems[0], torch.relu)  # its import is no compilation
             found: dict[str, Any] = first_calls(subject, systems[0], modes)
         else:
-            measuring = Measuring(subject, systems, arguments.rounds, arguments.caches)
+            measuring = Measuring(subject, systems, arguments.rounds, arguments.caches, arguments.lock)
             found = {mode: measuring.measure(mode) for mode in modes}
     except Exception as error:
         found = {"problem": first_line(error)}

@@ -2,7 +2,8 @@
 
 Per case: `aot_eager`, Inductor and onepass each make a first call in a fresh process with empty caches and another in a
 second process with the filled ones; then one process measures all systems in turns. A case is the smallest part of a
-run: `--minutes` starts no case that would end too late, `--shard 2/5` takes every fifth.
+run: `--minutes` starts no case that would end too late, `--shard 2/5` takes every fifth. With `--at-once 6` six cases
+compile side by side, which takes most of the time, and take turns where something is measured.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,8 @@ class Settings:
     systems: list[str]
     rounds: int
     compile_time: bool
+    at_once: int = 1  # cases; with more than one, compile times are those of a busy machine
+    lock: str = ""  # a file that those take turns by
 
 
 def measure_case(case: Case, modes: list[str], settings: Settings) -> dict[str, dict[str, Any]]:
@@ -44,6 +48,7 @@ def measure_case(case: Case, modes: list[str], settings: Settings) -> dict[str, 
         first = _first_calls(case, modes, settings, caches) if settings.compile_time else {}
         systems = [s for s in settings.systems if s not in EXTRA or s in case.extra]
         arguments = [f"--systems={','.join(systems)}", f"--rounds={settings.rounds}", f"--caches={caches}"]
+        arguments += [f"--lock={settings.lock}"] if settings.lock else []
         found = _process("measure", case, modes, settings.device, arguments, dict(os.environ))
     seconds = time.perf_counter() - start
     return {mode: _row(found, mode, first) | {"case_seconds": seconds} for mode in modes}
@@ -109,17 +114,25 @@ def run_rows(
     there = [row for row in rows if row.name not in absent]
     start, longest = time.perf_counter(), 0.0
     cases = list(dict.fromkeys(row.case for row in there if row.name not in kept.rows))
-    for number, case in enumerate(cases, 1):
-        if minutes and number > 1 and time.perf_counter() - start + longest > 60 * minutes:
-            say(f"stopped before {case.name}: it would end after {minutes:g} minutes")
-            break
+
+    def measured(case: Case) -> dict[str, dict[str, Any]]:
+        nonlocal longest
         began = time.perf_counter()
+        if minutes and longest and began - start + longest > 60 * minutes:
+            say(f"stopped before {case.name}: it would end after {minutes:g} minutes")
+            return {}
         modes = [row.mode for row in there if row.case == case and row.name not in kept.rows]
         found = measure(case, modes, settings)
-        for mode, measured in found.items():
-            kept.row(Row(case, mode).name, lambda measured=measured: measured)
-            say(f"[{number}/{len(cases)}] {Row(case, mode).name}: {progress_text(measured)}")
         longest = max(longest, time.perf_counter() - began)
+        return found
+
+    with ThreadPoolExecutor(settings.at_once) as pool:
+        waiting = {pool.submit(measured, case): case for case in cases}
+        for number, ended in enumerate(as_completed(waiting), 1):
+            for mode, values in ended.result().items():
+                name = Row(waiting[ended], mode).name
+                kept.row(name, lambda values=values: values)
+                say(f"[{number}/{len(cases)}] {name}: {progress_text(values)}")
     done = {row.name: kept.rows[row.name] for row in there if row.name in kept.rows}
     left = [row.name for row in there if row.name not in kept.rows]
     return {"rows": done, "absent": absent, "left": left}

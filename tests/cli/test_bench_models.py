@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,11 +125,42 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = run.run_rows(rows[:1], SETTINGS, Kept(path, FACTS), 0, said.append, measure)
     assert list(first["rows"]) == [rows[0].name] and not first["left"]
     stopped = run.run_rows(rows, SETTINGS, Kept(path, FACTS), 1e-9, said.append, measure)
-    assert len(stopped["rows"]) == 3 and len(stopped["left"]) == 3 and "stopped before" in said[-1]
+    assert len(stopped["rows"]) == 3 and len(stopped["left"]) == 3 and any("stopped before" in s for s in said)
     rest = run.run_rows(rows, SETTINGS, Kept(path, FACTS), 0, said.append, measure)
     assert list(rest["rows"]) == [row.name for row in rows] and not rest["left"]
     one, other = rows[0].case.name, rows[3].case.name
     assert seen == [(one, [INFERENCE]), (one, [TRAINING, STEP]), (other, list(MODES))]
+
+
+def test_cases_that_compile_side_by_side_measure_in_turns(tmp_path: Path) -> None:
+    """Two processes of one lock: no time of one lies in the turn of the other."""
+    lock, turns = tmp_path / "lock", list[str]()
+
+    def turn(name: str) -> None:
+        measuring = Measuring(None, [], 1, "", str(lock))  # type: ignore[arg-type]
+        for _ in range(20):
+            with measuring._turn():
+                turns.append(name)
+                time.sleep(0.001)
+                turns.append(name)
+
+    threads = [threading.Thread(target=turn, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(turns) == 80 and all(one == other for one, other in zip(turns[::2], turns[1::2], strict=True))
+
+    rows = [row for row in TINY_ROWS if not row.case.model.needs][:6]
+    both = threading.Barrier(2, timeout=60)
+
+    def measure(case: Case, modes: list[str], settings: run.Settings) -> dict[str, dict[str, Any]]:
+        both.wait()  # passed only if two cases are under way
+        return {mode: measured() for mode in modes}
+
+    settings = replace(SETTINGS, at_once=2, lock=str(lock))
+    found = run.run_rows(rows, settings, Kept(tmp_path / "kept.json", FACTS), 0, lambda _: None, measure)
+    assert list(found["rows"]) == [row.name for row in rows] and not found["left"]
 
 
 def test_a_missing_library_is_reported_and_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
