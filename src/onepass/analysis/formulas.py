@@ -1,9 +1,9 @@
 """What a condition says of positions, however it is written.
 
-    ~(tril(ones) > 0) | pad    ->    Some((Positive(j - i), UNKNOWN))
+    ~(tril(ones) > 0) | pad    ->    Some((Positive(j - i), Data(pad)))
 
 Negations are pushed down to inequalities, triangles of numbers are the conditions they were chosen by, and what is
-not about positions is unknown.
+not about positions is left to data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,16 @@ class Positive:
 
 
 @dataclass(frozen=True, slots=True)
+class Data:
+    """A condition that holds or not as data decides; `holds`: whether it is this one or its opposite."""
+
+    condition: Expr
+    holds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
-    """Holds or not: data decides."""
+    """Holds or not: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Some:
     parts: tuple[Formula, ...]
 
 
-Formula: TypeAlias = Positive | Unknown | Every | Some
+Formula: TypeAlias = Positive | Data | Unknown | Every | Some
 Choices: TypeAlias = tuple[tuple[Formula, float], ...]  # numbers, each with what holds where it is the value
 ALWAYS, NEVER, UNKNOWN = Every(()), Some(()), Unknown()
 _COMPUTED = frozenset(("add", "sub", "mul", "maximum", "minimum"))
@@ -75,8 +83,19 @@ def _joined(kind: type[Every] | type[Some], parts: Iterable[Formula], decisive: 
     if decisive in found:
         return decisive
     if sum(map(_leaves, found)) > MOST_LEAVES:
+        found = dict.fromkeys(map(_without_data, found))
+    if sum(map(_leaves, found)) > MOST_LEAVES:
         return UNKNOWN
     return next(iter(found)) if len(found) == 1 else kind(tuple(found))
+
+
+def _without_data(formula: Formula) -> Formula:
+    match formula:
+        case Every(parts):
+            return every(map(_without_data, parts))
+        case Some(parts):
+            return some(map(_without_data, parts))
+    return UNKNOWN if isinstance(formula, Data) else formula
 
 
 def _leaves(formula: Formula) -> int:
@@ -88,6 +107,8 @@ def opposite(formula: Formula) -> Formula:
     match formula:
         case Positive(difference):
             return Positive(Poly.ONE - difference)
+        case Data(condition, holds):
+            return Data(condition, not holds)
         case Every(parts):
             return some(map(opposite, parts))
         case Some(parts):
@@ -123,7 +144,8 @@ def formulas(roots: Iterable[Expr]) -> dict[Expr, Formula]:
     numbers: dict[Expr, Choices] = {}
     for e in postorder(roots, into_reductions=False):
         if e.dtype is DType.BOOL:
-            found[e] = _formula(e, found, numbers)
+            said = _formula(e, found, numbers)
+            found[e] = Data(e) if said is UNKNOWN else said
             numbers[e] = _merged([(found[e], 1), (opposite(found[e]), 0)])
         elif (choices := _choices(e, found, numbers)) and len(choices) <= MOST_CHOICES:
             numbers[e] = choices

@@ -142,8 +142,8 @@ class _Program:
         total = 0.0
         for k in range(SAMPLES):
             at: dict[Atom, int] = {a: int((k + 0.5) * n / SAMPLES) for a, n in positions.items()}
-            low = max([0, *(self._value(p, at) for p in s.after)])
-            high = min([most, *(self._value(p, at) for p in s.before)])
+            low = max([0, *(self._value(p, at) for p in s.after if not self._is_data(p))])
+            high = min([most, *(self._value(p, at) for p in s.before if not self._is_data(p))])
             total += max(0, high - low)
         return total / SAMPLES
 
@@ -349,6 +349,10 @@ class _Program:
         others = [int((k + 0.5) * (n - 1) / SAMPLES) for k in range(min(SAMPLES, n - 1))]
         rest = [min(high, max(low, self._value(poly, {**base, longest: k}))) for k in others]
         return (last + (n - 1) * sum(rest) / len(rest)) / n
+
+    def _is_data(self, bound: Poly) -> bool:
+        """Whether a bound of a loop is a value of the kernel: nothing is known of it."""
+        return any(s.name in self.axes for s in bound.symbols())
 
     def _value(self, poly: Poly, at: dict[Atom, int]) -> int:
         known: dict[Atom, int] = {**dict.fromkeys(poly.axes, 0), **at}

@@ -39,7 +39,7 @@ _FLOATS |= dict.fromkeys(_OWN, "op_{op}({all})") | {
     "isinf": '(tl.abs({0}) == float("inf"))', "truncdiv": "libdevice.trunc(op_div({all}))",
 }  # fmt: skip
 _BOOLS = {"bitnot": "({0} == 0)"} | dict.fromkeys(("isnan", "isinf", "signbit"), "({0} != {0})")
-_ANY_TYPES = {"where": "tl.where({all})", "reopen": "op_reopen({0})"}
+_ANY_TYPES = {"where": "tl.where({all})", "reopen": "op_reopen({0})", "single": "op_single({0})"}
 
 
 def _integers(dtype: DType) -> Templates:

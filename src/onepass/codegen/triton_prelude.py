@@ -281,6 +281,11 @@ def op_fold_min(x, axis: tl.constexpr):
     return tl.reduce(x, axis, op_minimum, keep_dims=True)
 
 
+def op_single(x):
+    """The number that a tile of one holds, as a position."""
+    return tl.reduce(tl.reduce(x, 1, op_join_sum), 0, op_join_sum).to(tl.int32)
+
+
 def op_fold_first(value, index, wanted, axis: tl.constexpr):
     """The lowest index of a value along one axis; where there is a NaN, it is what is wanted."""
     counts = (value == wanted) | (value != value)

@@ -75,8 +75,8 @@ def _fold(values: Any, axis: int, combine: Callable[..., Any], keep_dims: bool =
         joined = combine(*(interpreter.tensor(x, d) for h in halves for x, (_, d) in zip(h, state, strict=True)))
         parts = joined if isinstance(joined, tuple) else (joined,)
         state = [(interpreter.data(p), d) for p, (_, d) in zip(parts, state, strict=True)]
-    assert keep_dims
-    results = tuple(interpreter.tensor(x, d) for x, d in state)
+    arrays = [(x if keep_dims else x.squeeze(axis), d) for x, d in state]
+    results = tuple(interpreter.tensor(x, d, single=not x.ndim) for x, d in arrays)
     return results if several else results[0]
 
 

@@ -20,7 +20,7 @@ NAME_LENGTH = 48
 _ARITHMETIC = frozenset(("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "fma"))
 _UNNAMED = frozenset(
     ("cast", "narrow", "widen", "reopen", "bitcast", "where", "eq", "ne", "lt", "le", "gt", "ge", "bitand", "bitor",
-     "bitnot", "wrap_index", "check_index", "uniform")
+     "bitnot", "wrap_index", "check_index", "uniform", "single")
 )  # fmt: skip
 
 

@@ -1,0 +1,145 @@
+"""Masks that come from data: a sweep visits what they leave to a tile of rows, and values are right for any data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from onepass.schedule import products
+from tests.contractions.judging import explained, make_library_slow
+
+Mask = Callable[..., Tensor]
+ROWS, KEYS = 150, 203  # several steps of keys, the last one cut
+
+
+def by_positions(i: Tensor, j: Tensor) -> Tensor:
+    return i[:, None, :, None] >= j[:, None, None, :]
+
+
+def windowed(i: Tensor, j: Tensor) -> Tensor:
+    far = i[:, None, :, None] - j[:, None, None, :]
+    return by_positions(i, j) & (far < 20)  # the distance mixes both sides: only the first condition bounds
+
+
+def documents(i: Tensor, j: Tensor) -> Tensor:
+    return i[:, None, :, None] == j[:, None, None, :]
+
+
+def either(i: Tensor, j: Tensor) -> Tensor:
+    return documents(i, j) | (j[:, None, None, :] < 3)
+
+
+def neither(i: Tensor, j: Tensor) -> Tensor:
+    return ~(i[:, None, :, None] < j[:, None, None, :])
+
+
+def unequal(i: Tensor, j: Tensor) -> Tensor:
+    return i[:, None, :, None] != j[:, None, None, :]
+
+
+def padding(i: Tensor, j: Tensor) -> Tensor:
+    return (j != 0)[:, None, None, :]
+
+
+def after_padding(i: Tensor, j: Tensor) -> Tensor:
+    place = torch.arange(j.shape[1], device=j.device)
+    return (place >= j[:, :1])[:, None, None, :] & (place <= torch.arange(i.shape[1], device=i.device)[:, None] + 60)
+
+
+MASKS = (by_positions, windowed, documents, either, neither, unequal, padding, after_padding)
+
+
+def attention(mask: Mask) -> Callable[..., Tensor]:
+    def function(q: Tensor, k: Tensor, v: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        scores = (q @ k.mT * 0.25).masked_fill(~mask(i, j), -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+    return function
+
+
+def data(kind: str, rows: int = ROWS, keys: int = KEYS) -> tuple[Tensor, Tensor]:
+    n = max(rows, keys)
+    made = {
+        "ascending": torch.arange(n).repeat(2, 1),
+        "descending": torch.arange(n).flip(0).repeat(2, 1),
+        "equal": torch.full((2, n), 7),
+        "repeated": (torch.arange(n) // 40).repeat(2, 1),
+        "random": torch.randint(-5, 90, (2, n)),
+        "hidden": torch.cat([torch.full((2, n // 2), 1 << 40), torch.zeros(2, n - n // 2, dtype=torch.int64)], 1),
+    }[kind]
+    return made[:, :rows].clone(), made[:, :keys].clone()
+
+
+def operands() -> list[Tensor]:
+    return [torch.randn(2, 2, n, 16) for n in (ROWS, KEYS, KEYS)]
+
+
+@pytest.fixture(autouse=True)
+def _every_sweep_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LEAST_STEPS", 0)
+    monkeypatch.setattr(products, "SEEN_AT_ONCE", 64)
+    make_library_slow(monkeypatch)
+
+
+def compiled(mask: Mask, **settings: object) -> Callable[..., Tensor]:
+    options = {"target": "triton-interpret", "tune": "off", "cache": False, "strict": True}
+    torch._dynamo.reset()
+    result: Callable[..., Tensor] = torch.compile(attention(mask), backend="onepass", options=options, **settings)
+    return result
+
+
+@pytest.mark.parametrize("mask", [by_positions, documents])
+def test_mixed_data(mask: Mask) -> None:
+    inputs = *operands(), *data("random")
+    torch.testing.assert_close(compiled(mask)(*inputs), attention(mask)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", ["ascending", "descending", "equal", "repeated", "random", "hidden"])
+def test_any_data_gives_the_values_of_eager(mask: Mask, kind: str) -> None:
+    """Rows without any key that counts are NaN in both."""
+    inputs = *operands(), *data(kind)
+    found = compiled(mask)(*inputs)
+    torch.testing.assert_close(found, attention(mask)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_narrow_integers(dtype: torch.dtype) -> None:
+    inputs = *operands(), *(t.clamp(0, 200).to(dtype) for t in data("random"))
+    torch.testing.assert_close(
+        compiled(by_positions)(*inputs), attention(by_positions)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True
+    )
+
+
+def test_sizes_known_at_run_time() -> None:
+    run = compiled(documents, dynamic=True)
+    for rows, keys in ((150, 203), (64, 512), (31, 257)):
+        q, k, v = (torch.randn(2, 2, n, 16) for n in (rows, keys, keys))
+        inputs = q, k, v, *data("repeated", rows, keys)
+        torch.testing.assert_close(run(*inputs), attention(documents)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def sweep_of(mask: Mask, dtype: torch.dtype = torch.int64) -> str:
+    """The loop over keys of a kernel for the H200."""
+    with FakeTensorMode(), torch.no_grad():
+        tensors = [torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16) for _ in range(3)]
+        e = explained(attention(mask), *tensors, *(torch.empty(4, 4096, dtype=dtype) for _ in range(2)))
+    (kernel,) = [k for k in e.kernels if "tl.dot" in k.source]
+    loops = [line for line in kernel.source.splitlines() if "tl.range" in line]
+    return loops[-1].strip() if len(loops) > 1 or "end0" in loops[-1] else ""
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_which_masks_bound_a_sweep(mask: Mask) -> None:
+    found = sweep_of(mask)
+    assert ("end0" in found and "end1" in found) == (mask is not unequal), found
+
+
+def test_floats_bound_nothing() -> None:
+    """A NaN among the rows of a tile would hide the others."""
+    assert "end0" not in sweep_of(by_positions, torch.float32)
