@@ -106,6 +106,7 @@ class Judge:
             self._foreseen = None
             wait(self._building, EFFORTS[self.lowered.options.tune].graph_seconds)
             pool.shutdown(wait=False, cancel_futures=True)
+            self._building.clear()  # what is cancelled never counts as done
 
     def _foresee(self, key: str, both: _Both, pool: ThreadPoolExecutor, verdict: Verdict) -> Verdict:
         if key not in self._ways and have_examples(_inputs(both)):

@@ -302,6 +302,31 @@ def test_integer_division_by_zero_is_eagers_error() -> None:
 
 
 @ON_CPU
+def test_strides_of_an_index_for_any_size() -> None:
+    x = grid(64, 16, 1, 1).transpose(2, 0)
+    ours, eager = compiled(lambda x: x[:, [0, 0, 1]], dynamic=True)(x), x[:, [0, 0, 1]]
+    assert torch.equal(ours, eager) and ours.stride() == eager.stride()
+
+
+def test_a_detached_output_beside_its_gradient() -> None:
+    """Two outputs of one storage are two tensors: only one of them needs gradients."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 2
+        return [y.detach(), y.flatten(0, 1)]
+
+    check(function, lambda: [grid(1, 3, 5).requires_grad_()], gradients=True)
+
+
+def test_a_result_and_its_detached_self_are_two_tensors() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 2
+        return [y, y.detach(), y]
+
+    first, second, third = compile_direct(function, [grid(3, 5)], backend_callable())(grid(3, 5))
+    assert first is third and first is not second and first.data_ptr() == second.data_ptr()
+
+
 def test_bad_index_is_an_index_error() -> None:
     run = compiled(lambda x, i: x[i] + 1)
     x = grid(5, 3)

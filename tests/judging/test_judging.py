@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from onepass.backend import record_compilations
 from onepass.compilation import Compiled, compile_graph
 from onepass.errors import KernelBuildError
 from onepass.ir.options import Options
-from onepass.ir.record import Decision
+from onepass.ir.record import CompileRecord, Decision
 from onepass.ir.source import Call, KernelSource, Trial
 from onepass.ir.target import find_target
+from onepass.pipeline import lower
 from onepass.planner import close_calls
 from onepass.runtime import kernels as built_kernels
 from onepass.runtime.builders import InterpretedBuilder
@@ -297,6 +300,28 @@ def test_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(stopwatch.races) == 2  # 3 seconds a graph
     assert [r.startswith("measured ") for r in reasons] == [True, True, False, False]
     assert all(r.endswith("not measured: the time for measuring is spent") for r in reasons[2:])
+
+
+def test_what_is_no_longer_built_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next plan of a graph foresees its own questions; builds that were given up are over."""
+    monkeypatch.setitem(judging.EFFORTS, "quick", replace(judging.EFFORTS["quick"], graph_seconds=0.5))
+    graph = lower(
+        traced(gelu, *PROGRAMS["gelu"][1]), find_target("triton-interpret"), Options.make({}), CompileRecord()
+    )
+    judge, slow = (
+        judging.Judge(graph, judging.Workshop(InterpretedBuilder(), None, Scripted("slow"))),
+        threading.Event(),
+    )
+
+    def choose() -> None:
+        assert judge._foreseen is not None
+        judge._building += [judge._foreseen[0].submit(slow.wait) for _ in range(100)]
+
+    judge.foresee(choose)
+    slow.set()
+    start = time.monotonic()
+    judge.foresee(lambda: None)
+    assert time.monotonic() - start < 0.4
 
 
 def test_a_problem_is_not_kept() -> None:

@@ -121,9 +121,24 @@ def overwritten(positions: Tensor) -> Tensor:
     return positions[None, None, :, None] >= 0
 
 
+def shifted(positions: Tensor) -> Tensor:
+    same = positions
+    positions <<= 63
+    return same[None, None, :, None] >= 0
+
+
+def doubled(positions: Tensor) -> Tensor:
+    """Until odd ones leave 64 bits."""
+    for _ in range(63):
+        positions = positions + positions
+    return positions[None, None, :, None] >= 0
+
+
 @pytest.mark.parametrize(
     "mask_of",
     [
+        shifted,
+        doubled,
         lambda p: p[None, None, :, None] >= 1,
         lambda p: (p - 3)[None, None, :, None] >= 0,
         lambda p: p[None, None, None, :] <= p[None, None, :, None],

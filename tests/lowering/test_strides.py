@@ -79,3 +79,28 @@ def test_a_contiguous_graph_is_left_alone() -> None:
     run = aot_function(lambda a, b: (a.t() + b.t()) * a.t(), fw_compiler=keep, decompositions=decomposition_table())
     run(torch.rand(3, 4), torch.rand(3, 4))
     assert [n.target for n in graphs[0].graph.nodes].count(torch.ops.aten.permute.default) <= 3
+
+
+INDICES = [
+    lambda x: x[torch.arange(6).view(3, 2).t() % 3],
+    lambda x: x[:, torch.zeros(2, 3, dtype=torch.int64).t()],
+    lambda x: x[[[0], [2]], :, torch.arange(4).view(2, 2).t() % 2],
+    lambda x: x[:, [0, 0], torch.arange(4).view(2, 2).t() % 2].sin().reshape(-1),
+    lambda x: x[..., [0]],
+]
+
+
+@pytest.mark.parametrize("number", range(len(INDICES)))
+def test_strides_of_an_index_are_eagers(number: int) -> None:
+    """By the strides of what is indexed, then by those of the indices."""
+    function, rng = INDICES[number], random.Random(number)
+    for _ in range(12):
+        x = operand(rng, rng.choice([(3, 1, 4, 5), (3, 4, 5, 1), (3, 1, 2, 1)]), torch.float32)
+        found = promised(function, [x], decomposition_table())
+        assert strides_that_matter(found) == strides_that_matter(function(x)), x.stride()
+
+
+def test_torch_promises_other_strides_of_an_index() -> None:
+    """Else there is nothing to repair, and the repair can go."""
+    x = torch.rand(64, 16, 1, 1).transpose(2, 0)
+    assert promised(INDICES[1], [x], None).stride() != INDICES[1](x).stride()

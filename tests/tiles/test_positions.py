@@ -11,10 +11,12 @@ from torch._subclasses import FakeTensorMode
 
 import onepass
 from onepass.ir.poly import Axis, Poly, Symbol, is_far
+from tests.unbuilt import unbuilt
 
 pytest.importorskip("triton")
 
 FACTOR = 3_000_000_000
+FREE = {"cache": False, "strict": True}
 
 
 def scaled(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,6 +40,35 @@ def test_what_is_far() -> None:
     assert is_far(-(row * 32769))
     assert not is_far((row * 1_000_000) % 7)
     assert is_far(row * Symbol("n"))
+
+
+def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.dropout(torch.softmax(q @ k.mT, -1), 0.1, True) @ v
+
+
+def test_a_far_position_that_is_divided() -> None:
+    """No buffer is far: a part of 3 * 2^30 elements, none of them stored, of which each is one of three."""
+    for flip in (False, True):
+
+        def function(x: Tensor, flip: bool = flip) -> Tensor:
+            far = x.repeat(1 << 30).view(3 << 20, 1 << 10)
+            return (far.flip(0) if flip else far)[::100_000, :7] * 2
+
+        x = torch.tensor([1.0, 2.0, 3.0])
+        run = torch.compile(function, backend="onepass", options={"target": "triton-interpret", **FREE})
+        row = torch.arange(0, 3 << 20, 100_000)
+        row = (3 << 20) - 1 - row if flip else row
+        assert torch.equal(run(x), 2 * x[(row[:, None] * 1024 + torch.arange(7)) % 3])
+
+
+def test_a_far_position_that_is_drawn_for() -> None:
+    """Attention with dropout: forward and backward must draw the same words, whatever their tiles."""
+    shape = (16, 32, 4096, 64)  # 2^33 probabilities
+    with FakeTensorMode(), unbuilt():
+        tensors = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(3)]
+        (graph,) = onepass.explain(dropped, *tensors, target="sm_90", options=FREE).graphs
+    (line,) = {s for kernel in graph.kernels for s in kernel.source.splitlines() if "= op_random" in s}
+    assert "tl.int64" in line, line
 
 
 def source_of(function: object, *shapes: tuple[int, ...]) -> str:

@@ -52,10 +52,11 @@ def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModu
 
 
 def _drop_detach(joint: GraphModule) -> None:
-    """A detach means nothing here, and the min-cut would take it for a reader that needs memory."""
+    """A detach means nothing inside a graph, and the min-cut would take it for a reader that needs memory."""
     for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        joint.graph.erase_node(node)
+        node.replace_all_uses_with(node.args[0], delete_user_cb=lambda user: user.op != "output")
+        if not node.users:
+            joint.graph.erase_node(node)
 
 
 def _keep_overwritten(joint: GraphModule) -> None:

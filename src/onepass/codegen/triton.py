@@ -128,7 +128,7 @@ class TritonEmitter(ProductEmitter):
     def visit_RandomWord(self, s: ir.RandomWord) -> None:
         seed, dims = self.operand(s.seed), self.dims_of(s.index)
         if s.along is None:
-            index = self.poly(s.index)
+            index = self.offset(s.index)
             index = index if dims is not None else f"({index} + tl.full([], 0, tl.int64))"
             self.define(s.var, f"op_random({seed}, {s.stream}, {index})", dims)
             return
@@ -139,7 +139,7 @@ class TritonEmitter(ProductEmitter):
         self.line(f"{quarter} = {places}{f' * {calls}' if calls > 1 else ''}")
         words = [[f"{s.var.name}_{4 * call + k}" for k in range(4)] for call in range(calls)]
         for call, names in enumerate(words):
-            at = f"{self.poly(rest)} + {quarter}{f' + {call}' if call else ''}"
+            at = f"{self.offset(rest)} + {quarter}{f' + {call}' if call else ''}"
             self.line(f"{', '.join(names)} = op_random4({seed}, {s.stream}, {at})")
         self.define(s.var, f"tl.reshape({_joined([w for names in words for w in names])}, {self.shape(dims)})", dims)
 

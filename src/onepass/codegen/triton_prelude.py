@@ -200,8 +200,8 @@ def op_pow_integer(x, y):
         result = tl.where((left & 1) != 0, result * square, result).to(x.dtype)
         square = (square * square).to(x.dtype)
         left = (left >> 1).to(y.dtype)
-    odd = (y & 1) != 0
-    inverse = tl.where(x == 1, one, tl.where(x == -1, tl.where(odd, -one, one), 0 * one)).to(x.dtype)
+    is_unit = (x == 1) | ((x + 1).to(x.dtype) == 0)
+    inverse = tl.where(is_unit, tl.where((y & 1) != 0, x, one), 0 * one).to(x.dtype)
     return tl.where(y < 0, inverse, result).to(x.dtype)
 
 

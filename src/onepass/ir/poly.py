@@ -512,7 +512,7 @@ def in_range(index: Poly, extent: Poly) -> bool:
 
 
 def is_far(poly: Poly) -> bool:
-    """Whether values of a poly may need more than 32 bits."""
+    """Whether values of a poly may need more than 32 bits. What is inside a remainder is not looked at."""
     most = _magnitude(poly)
     return most is None or most >= 1 << 31
 

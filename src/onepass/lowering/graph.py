@@ -325,8 +325,18 @@ class _Lowering:
         (results,) = node.args
         owners: dict[Buffer, object] = {self.given[n].buffer: storage_key(n.meta["val"]) for n in self.given}
         apart: dict[Node, Buffer] = {}
+        first: dict[View, Node] = {}
         listed = results if isinstance(results, tuple | list) else (results,)
-        return tuple(self.returned(r, owners, apart) if isinstance(r, Node) else r for r in listed)
+
+        def result(node: Node) -> Any:
+            """A node's output: nodes of equal values have tensors of their own, for only one may need gradients."""
+            found = self.returned(node, owners, apart)
+            if not isinstance(found, View) or not found.is_whole or first.setdefault(found, node) is node:
+                return found
+            tensor = self.extern_call(node, aten.detach.default, (found,), {}, "a tensor that shares another's storage")
+            return self.view_of(tensor, node.meta["val"])
+
+        return tuple(result(r) if isinstance(r, Node) else r for r in listed)
 
     def returned(self, node: Node, owners: dict[Buffer, object], apart: dict[Node, Buffer]) -> Any:
         """An output; in a buffer of its own where eager returns a storage of its own.

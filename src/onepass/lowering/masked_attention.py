@@ -99,7 +99,8 @@ def _is_refused(given: dict[str, Any]) -> bool:
 # --- masks that hide nothing ---
 
 _VIEWS = {operator.getitem, "expand", "unsqueeze", "view", "reshape", "to", torch.unsqueeze}
-_IN_PLACE = {getattr(operator, name) for name in ["setitem", "iadd", "isub", "imul", "iand", "ior", "ixor"]}
+_CHANGES = "setitem iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ior ixor"
+_IN_PLACE = {getattr(operator, name) for name in _CHANGES.split()}
 
 
 def drop_full_masks(graph: GraphModule) -> None:
@@ -159,7 +160,7 @@ def _least(value: Any) -> int | None:
         return 0
     if value.target in _VIEWS:
         return _least(value.args[0])
-    if value.target is operator.add:
+    if value.target is operator.add and any(isinstance(a, int) for a in value.args):
         terms = [_least(a) for a in value.args]
         return None if None in terms else sum(t for t in terms if t is not None)
     return None

@@ -5,6 +5,7 @@ type of the computation first, which writes expanded dimensions out, and take a 
 dimensions of size 1 for channels-last. Where the two differ, the operation is traced on operands without
 dimensions of size 1 and with broadcast ones in place of expanded: views, no copy. Only for known sizes;
 copysign and the logical operations are not helped, for there fake tensors expand before they convert.
+Eager orders the result of an index like an element-wise one, fake tensors without a look at the indices.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from torch.utils import _pytree as pytree
 
 from ..ir.callables import operators
 from .registry import RULES
-from .torch_private import OpOverload, disable_proxy_modes_tracing
+from .torch_private import OpOverload, disable_proxy_modes_tracing, statically_known_true
 
+aten = torch.ops.aten
 Sizes = tuple[int, ...]
 # Eager hands these operands to its iterator in another order than the schema has them.
 _OTHER_ORDER = operators("threshold_backward")
 
 
 def layout_decompositions() -> dict[Any, Callable[..., Any]]:
-    """A decomposition for every element-wise operation of several tensors."""
-    return {op: functools.partial(_as_eager, op) for op in RULES if _is_iteration(op)}
+    """A decomposition for every element-wise operation of several tensors, and for indices."""
+    return {op: functools.partial(_as_eager, op) for op in RULES if _is_iteration(op)} | {aten.index.Tensor: _index}
 
 
 def _is_iteration(op: Any) -> bool:
@@ -66,6 +68,53 @@ def _as_eager(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs).view(shape)
 
 
+def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
+    """The same values with eager's order of dimensions in memory."""
+    with disable_proxy_modes_tracing():
+        order = _index_order(x, indices)
+    if order is None:
+        return NotImplemented
+    found = aten._unsafe_index.Tensor(x, indices).permute(order).clone(memory_format=torch.contiguous_format)
+    return found.permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _index_order(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[int] | None:
+    """Eager's order; None where it is as promised or not known."""
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    tensors = [index for index in indices if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in tensors):
+        return None
+    promised = aten._unsafe_index.Tensor(x, indices)
+    shape, kept = tuple(promised.shape), [x.stride(dim) for dim in range(x.ndim) if dim not in given]
+    first = given[0] if given[-1] - given[0] < len(given) else 0  # where the dimensions of the indices go
+    ones = (1,) * first, (1,) * (len(kept) - first)
+    tensors = [index.reshape(ones[0] + index.shape + ones[1]) for index in torch.broadcast_tensors(*tensors)]
+    kept[first:first] = [0] * (len(shape) - len(kept))
+    try:
+        pairs = ((a, b) for index in tensors for a, b in zip(index.stride(), tensors[0].stride(), strict=True))
+        if x.device.type != "cpu" and any(_is(a != b) for a, b in pairs):
+            tensors = [index.contiguous() for index in tensors]
+        order = _order(shape, [tuple(kept), *(_spread(index, shape) for index in tensors)])
+        sides = zip(shape, promised.stride(), _strides(shape, order), strict=True)
+        return None if all(_is(size <= 1) or _is(a == b) for size, a, b in sides) else order
+    except _Undecided:
+        return None
+
+
+class _Undecided(Exception):
+    """What is asked depends on the sizes of a call."""
+
+
+def _is(condition: bool | torch.SymBool) -> bool:
+    """Whether it holds for all sizes; raises where it does for some."""
+    if not isinstance(condition, torch.SymBool):
+        return condition
+    holds: bool = statically_known_true(condition)
+    if not holds and not statically_known_true(torch.sym_not(condition)):
+        raise _Undecided
+    return holds
+
+
 def eager_strides(op: Any, operands: Any, promised: torch.Tensor) -> Sizes | None:
     """Eager's strides of an element-wise result, None where they are as promised or not known."""
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.ndim]
@@ -84,7 +133,7 @@ def _spread(tensor: torch.Tensor, shape: Sizes) -> Sizes:
     """The strides of an operand along the result's dimensions: 0 where it is missing or broadcast."""
     first: int = len(shape) - tensor.ndim
     own = zip(tensor.shape, tensor.stride(), shape[first:], strict=True)
-    return (0,) * first + tuple(0 if size != full else int(stride) for size, stride, full in own)
+    return (0,) * first + tuple(0 if _is(size != full) else stride for size, stride, full in own)
 
 
 def _is_static(tensor: torch.Tensor) -> bool:
@@ -117,7 +166,7 @@ def _strides(shape: Sizes, order: Iterable[int]) -> Sizes:
     strides, step = [0] * len(shape), 1
     for dim in reversed(list(order)):
         strides[dim] = step
-        step *= max(shape[dim], 1)
+        step *= torch.sym_max(shape[dim], 1)
     return tuple(strides)
 
 
@@ -128,8 +177,8 @@ def _order(shape: Sizes, spread: Sequence[Sizes]) -> list[int]:
         """Whether one dimension varies faster than another; None if nothing tells."""
         for strides in spread:
             a, b = strides[left], strides[right]
-            if a and b and (a != b or shape[left] > shape[right]):
-                return a < b
+            if _is(a != 0) and _is(b != 0) and (_is(a != b) or _is(shape[left] > shape[right])):
+                return _is(a < b)
         return None
 
     found = list(reversed(range(len(shape))))  # innermost first; an insertion sort, for some pairs are not ordered

@@ -17,6 +17,7 @@ from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols as free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import statically_known_true as statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy import functions as functions

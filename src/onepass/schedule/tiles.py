@@ -18,7 +18,7 @@ from ..analysis.nest import Nest
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder
-from ..ir.poly import Axis, Poly, is_far, nonnegative
+from ..ir.poly import Axis, Division, Poly, is_far, nonnegative
 from ..ir.program import Buffer
 from ..ir.target import Target
 from .builder import Builder, Finished, looped
@@ -275,9 +275,18 @@ def needs_wide(buffer: Buffer) -> bool:
 
 
 def has_far_values(body: tuple[ir.Statement, ...]) -> bool:
-    """Whether positions are computed with that need more than 32 bits."""
-    operands = (a for s in ir.walk(body) if isinstance(s, ir.Let) for a in s.args)
-    return any(isinstance(a, Poly) and is_far(a) for a in operands)
+    """Whether positions are computed with, drawn for or divided that need more than 32 bits."""
+    values: list[Poly] = []
+    for s in ir.walk(body):
+        match s:
+            case ir.Let():
+                values += [a for a in s.args if isinstance(a, Poly)]
+            case ir.RandomWord():
+                values.append(s.index)
+            case ir.LoadElement() | ir.StoreElement():  # of a buffer that is not far itself
+                values += [a.numerator for a in s.offset.inner_atoms() if isinstance(a, Division)]
+    values += [a.numerator for value in values for a in value.inner_atoms() if isinstance(a, Division)]
+    return any(map(is_far, values))
 
 
 def _four_wide(s: ir.Statement, last: Axis) -> ir.Statement:
