@@ -82,6 +82,7 @@ def lower(graph: GraphModule, target: Target, options: Options, record: CompileR
             precision=options.precision,
             strict=options.strict,
             wide_statistics=target.wide_statistics,
+            wide_products=target.wide_products,
             device=device,
         )
         program = unroll(program)
