@@ -19,13 +19,14 @@ from ..ir.program import View, contiguous_strides
 ON_WIDE_VECTORS = "a matmul goes to the library, here to oneDNN, whose vectors are wider than those of MKL"
 _PRODUCT, _SUM_AND_PRODUCT = operators("mm addmm")
 _FEWEST_ROWS, _FEWEST_PRODUCTS = 4, 1 << 20  # from where on oneDNN was faster on a Zen 5
+_FEWEST_COLUMNS, _MOST_COPIED = 128, 1 << 20  # where it was in spite of a copy
 
 
 def wide_product(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
     """The call of oneDNN in place of a call of MKL; None where that one stays.
 
-    Both matrices are dense: oneDNN copies a left one of other strides, and computes slowly on such a right one. Its
-    calls take no depth of 0.
+    Both matrices are dense: oneDNN computes slowly on a right one of other strides. A left one that is contiguous along
+    its columns is copied, which pays where that copy stays in cache and many columns read it. A depth of 0 is refused.
     """
     if target not in (_PRODUCT, _SUM_AND_PRODUCT) or kwargs:
         return None
@@ -33,8 +34,10 @@ def wide_product(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if not all(isinstance(x, View) and x.buffer.dtype is DType.F32 and x.buffer.device == "cpu" for x in args):
         return None
     (rows, depth), columns = left.shape, right.shape[1]
-    weight = View(right.buffer, right.shape[::-1], right.strides[::-1], right.offset)
-    if not _is_by_rows(left) or not (_is_by_rows(right) or _is_by_rows(weight)) or not depth.constant:
+    weight = _transposed(right)
+    if not _is_by_rows(left) and not (_is_by_rows(_transposed(left)) and _pays(columns, rows, depth)):
+        return None
+    if not (_is_by_rows(right) or _is_by_rows(weight)) or not depth.constant:
         return None
     if any(b.shape != (columns,) or b.strides != (Poly.ONE,) for b in bias):
         return None
@@ -42,6 +45,15 @@ def wide_product(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return None
     (linear,) = operators("mkldnn._linear_pointwise.default")
     return linear, (left, weight, bias[0] if bias else None, "none", [], "")
+
+
+def _pays(columns: Poly, *copied: Poly) -> bool:
+    """Whether a copy of a matrix costs less than what it saves."""
+    return numel([columns]) >= _FEWEST_COLUMNS and numel(copied) <= _MOST_COPIED
+
+
+def _transposed(matrix: View) -> View:
+    return View(matrix.buffer, matrix.shape[::-1], matrix.strides[::-1], matrix.offset)
 
 
 def _is_by_rows(matrix: View) -> bool:
