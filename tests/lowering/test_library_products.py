@@ -17,7 +17,7 @@ from onepass.ir.program import Extern
 from .tracing import Traced
 
 LINEAR = "mkldnn::_linear_pointwise"
-SIDE = 103  # the cube of it is enough work
+SIDE = 131  # 128 rows of it are enough work
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -38,13 +38,13 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], bo
     "linear": (torch.nn.functional.linear, (numbers(2, 64, SIDE), RIGHT, BIAS), True),
     "part of a matrix": (lambda x, y: torch.mm(x, y[7:]), (LEFT, numbers(SIDE + 7, SIDE)), True),
     "part of a row": (lambda x, y: torch.mm(x, y[:, 7:]), (LEFT, numbers(SIDE, SIDE + 7)), False),
-    "columns on the left": (torch.mm, (numbers(SIDE, 128).t(), numbers(SIDE, 131)), True),
-    "columns on the left, few on the right": (torch.mm, (numbers(SIDE, 128).t(), RIGHT), False),
+    "columns on the left": (torch.mm, (numbers(SIDE, 128).t(), RIGHT), True),
+    "columns on the left, few on the right": (torch.mm, (numbers(SIDE, 128).t(), numbers(SIDE, 127)), False),
     "many columns on the left": (torch.mm, (numbers(SIDE, 1 << 14).t(), numbers(SIDE, 131)), False),
     "a bias for each element": (torch.addmm, (LEFT, LEFT, RIGHT), False),
     "a scaled bias": (lambda b, x, y: torch.addmm(b, x, y, beta=0.5), (BIAS, LEFT, RIGHT), False),
     "every second bias": (lambda b, x, y: torch.addmm(b[::2], x, y), (numbers(2 * SIDE), LEFT, RIGHT), False),
-    "little work": (torch.mm, (numbers(32, 32), numbers(32, 32)), False),
+    "little work": (torch.mm, (numbers(127, 128), numbers(128, 128)), False),
     "few rows": (torch.mm, (numbers(3, 1024), numbers(1024, 1024)), False),
     "no depth": (torch.mm, (numbers(2048, 0), numbers(0, 2048)), False),
     "float64": (torch.mm, (LEFT.double(), RIGHT.double()), False),

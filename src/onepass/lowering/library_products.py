@@ -18,7 +18,7 @@ from ..ir.program import View, contiguous_strides
 
 ON_WIDE_VECTORS = "a matmul goes to the library, here to oneDNN, whose vectors are wider than those of MKL"
 _PRODUCT, _SUM_AND_PRODUCT = operators("mm addmm")
-_FEWEST_ROWS, _FEWEST_PRODUCTS = 4, 1 << 20  # from where on oneDNN was faster on a Zen 5
+_FEWEST_ROWS, _FEWEST_PRODUCTS = 4, 1 << 21  # from where on oneDNN was faster on a Zen 5
 _FEWEST_COLUMNS, _MOST_COPIED = 128, 1 << 20  # where it was in spite of a copy
 
 
