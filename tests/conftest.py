@@ -71,10 +71,11 @@ def _fresh() -> Iterator[None]:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Plans are made for a CPU of two cores, whatever this machine has."""
+    """Plans are made for a CPU of two cores of Intel, whatever this machine has."""
     from onepass.ir.target import targets
 
     monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("onepass.ir.target._has_wide_products", lambda: False)
     targets.cache_clear()
     yield
     targets.cache_clear()

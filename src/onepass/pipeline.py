@@ -83,6 +83,7 @@ def lower(graph: GraphModule, target: Target, options: Options, record: CompileR
             precision=options.precision,
             strict=options.strict,
             wide_statistics=target.wide_statistics,
+            wide_products=target.wide_products,
             device=device,
         )
         program = lay_out(unroll(program))

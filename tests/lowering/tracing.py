@@ -21,10 +21,16 @@ class Traced:
     """A function compiled to programs; `programs` holds what was lowered, forward first."""
 
     def __init__(
-        self, function: Callable[..., Any], *, dynamic: bool = False, precision: str = "fused", strict: bool = True
+        self,
+        function: Callable[..., Any],
+        *,
+        dynamic: bool = False,
+        precision: str = "fused",
+        strict: bool = True,
+        wide_products: bool = False,
     ) -> None:
         self.programs: list[Program] = []
-        self.precision, self.strict = precision, strict
+        self.precision, self.strict, self.wide_products = precision, strict, wide_products
         self.run = aot_function(
             function,
             fw_compiler=self.compile,
@@ -36,7 +42,9 @@ class Traced:
         )
 
     def compile(self, graph_module: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        program = lower_graph(graph_module, precision=self.precision, strict=self.strict)
+        program = lower_graph(
+            graph_module, precision=self.precision, strict=self.strict, wide_products=self.wide_products
+        )
         verify_program(program)
         self.programs.append(program)
         return lambda *args: run_program(program, args)

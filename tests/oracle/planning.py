@@ -76,9 +76,13 @@ def without_compilers() -> Iterator[NoCompiler]:
 
 @contextmanager
 def same_everywhere() -> Iterator[None]:
-    """Plans for the CPU are those of a machine with two cores; the environment sets no option."""
+    """Plans for the CPU are those of a machine with two cores of Intel; the environment sets no option."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("ONEPASS_")}
-    with mock.patch.object(os, "cpu_count", lambda: PROCESSORS), mock.patch.dict(os.environ, plain, clear=True):
+    with (
+        mock.patch.object(os, "cpu_count", lambda: PROCESSORS),
+        mock.patch("onepass.ir.target._has_wide_products", lambda: False),
+        mock.patch.dict(os.environ, plain, clear=True),
+    ):
         targets.cache_clear()
         try:
             yield

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import onepass
 from onepass.errors import CompilerNotFound, KernelBuildError
 from onepass.runtime import toolchain as module
 from onepass.runtime.toolchain import find_toolchain
@@ -45,6 +48,28 @@ def test_builds_a_shared_object_and_nothing_else(tmp_path: Path) -> None:
     find_toolchain().compile_c("int answer(void) { return 42; }", output)
     assert ctypes.CDLL(str(output)).answer() == 42
     assert [p.name for p in output.parent.iterdir()] == ["kernel.so"]
+
+
+BOTH = """
+#include "prelude.h"
+void both(float *x, float *y, float *z) {
+#pragma omp simd
+  for (int i = 0; i < 4096; i++) {
+    const float angle = x[i];
+    y[i] = op_sin_f32(angle), z[i] = op_cos_f32(angle);
+  }
+}
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="glibc's vector code")
+def test_a_sine_and_a_cosine_of_one_number_are_computed_on_vectors(tmp_path: Path) -> None:
+    output = tmp_path / "kernel.so"
+    toolchain = find_toolchain(Path(onepass.__file__).parent / "codegen")
+    toolchain.compile_c(BOTH, output)
+    called = output.read_bytes()
+    assert "clang" in toolchain.version or all(re.search(rb"_ZGV\w+_" + f, called) for f in (b"sinf", b"cosf"))
+    assert b"sincosf" not in called
 
 
 def test_a_rejected_kernel_names_message_and_source(tmp_path: Path) -> None:

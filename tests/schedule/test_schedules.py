@@ -57,6 +57,30 @@ def test_dear_values_are_kept_between_sweeps() -> None:
     assert "row0" in text
 
 
+def rotated(q: torch.Tensor, k: torch.Tensor, angle: torch.Tensor) -> list[torch.Tensor]:
+    """Rotary positions on more heads of queries than of keys."""
+    angle = torch.cat((angle, angle), -1)[:, None]
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        x, half = x.transpose(1, 2), x.shape[-1] // 2
+        return (x * angle.cos() + torch.cat((-x[..., half:], x[..., :half]), -1) * angle.sin()).contiguous()
+
+    return [turned(q), turned(k)]
+
+
+@pytest.mark.parametrize(("heads", "tokens", "width"), [((8, 4), 64, 32), ((3, 1), 7, 10), ((1, 5), 1, 6)])
+def test_both_parts_of_a_cat_are_loops_without_conditions(heads: tuple[int, int], tokens: int, width: int) -> None:
+    q, k = (torch.randn(2, tokens, h, width) for h in heads)
+    angle = torch.rand(2, tokens, width // 2) * 10
+    text = source_of(rotated, q, k, angle)
+    if tokens > 7:
+        assert text.count("static int programs") == 1
+        assert "inside" not in text and text.count("#pragma omp simd") == 4
+    got = torch.compile(rotated, backend="onepass", options=STRICT)(q, k, angle)
+    for mine, right in zip(got, rotated(q.double(), k.double(), angle.double()), strict=True):
+        torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(65, 129), (64, 64), (1, 300), (300, 1), (7, 1031)])
 def test_transposed_blocks(shape: tuple[int, int]) -> None:
     x = torch.randn(shape)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+
+import torch
 
 from ..errors import UnknownTarget
 from .dtypes import DType
@@ -52,6 +55,7 @@ class Target:
     gives_up_copies: bool = False  # it pays to tell the chip's cache that such a copy is read once (seen on an H200)
     overlaps: bool = False  # a kernel may be started while the one before it is ending
     wide_statistics: bool = False  # variances accumulate in float64, as eager does there
+    wide_products: bool = False  # oneDNN multiplies float32 matrices with wider vectors than torch's mm does
     rates: Rates = UNMEASURED
 
     def resident_programs(self, registers: int, shared_bytes: int, threads: int) -> int:
@@ -81,8 +85,18 @@ def _cpu() -> Target:
         name="cpu", language="c", processors=processors, launch_us=3.0,
         memory_bytes_per_us=8_000.0 * min(processors, 8), cache_bytes_per_us=40_000.0 * processors,
         operations_per_us=12_000.0 * processors, vector_bytes=64, cache_bytes=512 * 1024,
-        streamed_bytes=16 << 20, wide_statistics=True,
+        streamed_bytes=16 << 20, wide_statistics=True, wide_products=_has_wide_products(),
     )  # fmt: skip
+
+
+def _has_wide_products() -> bool:
+    """MKL has code for 512-bit vectors only where Intel made the processor."""
+    try:
+        is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    libraries = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return libraries and not is_intel and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _gpu(

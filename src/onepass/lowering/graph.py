@@ -25,6 +25,7 @@ from . import activations, creation, indexing, movement, pointwise, random, redu
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
+from .library_products import ON_WIDE_VECTORS, wide_product
 from .origins import origin_of
 from .overwrites import change_own, find_overwrites, read_by
 from .reasons import is_ordered, why_library
@@ -45,20 +46,23 @@ def lower_graph(
     precision: str = "fused",
     strict: bool = False,
     wide_statistics: bool = True,
+    wide_products: bool = False,
     device: str = "",
 ) -> Program:
     """Lower an AOTAutograd graph. `strict` re-raises errors inside rules instead of falling back.
 
-    `device` is the kind of device kernels run on (any where empty); `wide_statistics`: variances in float64.
+    `device` is the kind of device kernels run on (any where empty); `wide_statistics`: variances in float64;
+    `wide_products`: of float32 matrices on the CPU by oneDNN.
     """
-    return _Lowering(graph_module, Context(precision, wide_statistics), strict, device).run()
+    return _Lowering(graph_module, Context(precision, wide_statistics), strict, wide_products, device).run()
 
 
 class _Lowering:
     """One walk over a graph."""
 
-    def __init__(self, graph_module: GraphModule, ctx: Context, strict: bool, device: str) -> None:
+    def __init__(self, graph_module: GraphModule, ctx: Context, strict: bool, wide_products: bool, device: str) -> None:
         self.module, self.ctx, self.strict, self.device = graph_module, ctx, strict, device
+        self.wide_products = wide_products
         self.values: dict[Node, Any] = {}
         self.given: dict[Node, Ref] = {}  # tensor inputs, as they were before any update
         self.inputs: list[Buffer | HostValue | Symbol] = []
@@ -229,6 +233,8 @@ class _Lowering:
         meta = self.known_meta(value)
         result = self.ctx.new_host_value() if meta is None else self.ctx.new_buffer(meta)
         contraction = self.contraction(node, result) if isinstance(result, Buffer) else None
+        if self.wide_products and (found := wide_product(target, args, kwargs)) is not None:
+            (target, args), why = found, ON_WIDE_VECTORS
         self.ctx.statements.append(Extern(result, target, args, kwargs, self.ctx.origin, why, ordered, contraction))
         if isinstance(result, HostValue):
             return result

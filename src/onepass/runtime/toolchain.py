@@ -32,10 +32,12 @@ _CANDIDATES = ("cc", "gcc", "clang")
 _BUILD_SECONDS = 600
 
 # No fast-math: eager's values. The two -fno flags only drop errno and floating-point exceptions, which
-# nobody reads and which keep loops with libm calls and selections scalar. Eager does not contract a*b+c.
+# nobody reads and which keep loops with libm calls and selections scalar. Eager does not contract a*b+c. gcc would make
+# one call of a sine and a cosine of one number, and that function has no vector variant.
 _COMMON_FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
     "-fno-strict-aliasing", "-fno-semantic-interposition", "-w",
+    "-fno-builtin-sin", "-fno-builtin-sinf", "-fno-builtin-cos", "-fno-builtin-cosf",
 )  # fmt: skip
 
 

@@ -39,10 +39,11 @@ def _blocks(nest: Nest, target: Target) -> dict[Axis, Factor]:
     best = axes.best()
     if best is None or best not in nest.outer:
         return {}
-    if reductions(s.value for s in nest.stores) or any(s.domain != frozenset(nest.outer) for s in nest.stores):
-        return {best: _block(best, COLUMN_LANES)}
     others = [a for a in nest.outer if a is not best]
-    if (second := axes.transposed(best, others)) is not None:
+    swept = any(s.domain != frozenset(nest.outer) for s in nest.stores)
+    if reductions(s.value for s in nest.stores) or (swept and not (_is_cut(nest, best) and others)):
+        return {best: _block(best, COLUMN_LANES)}
+    if not swept and (second := axes.transposed(best, others)) is not None:
         return {second: _block(second, TRANSPOSE_BLOCK, loop=True), best: _block(best, TRANSPOSE_BLOCK)}
     if numel(others) >= 4 * target.processors or (_is_cut(nest, best) and others):
         return {best: Factor(loop=True, tile=0)}
