@@ -85,10 +85,11 @@ def breakpoints(values: Iterable[Expr], axis: Axis) -> set[Poly]:
         d = difference(e)
         if d is None or d.axes != {axis} or (coefficient := d.coefficient(axis)) is None:
             continue
-        if coefficient.constant == -1:  # rest - axis > 0
-            found.add(d + axis)
-        elif coefficient.constant == 1:  # axis + rest > 0
-            found.add(Poly.ONE - (d - axis))
+        step, rest = coefficient.constant, d.substitute({axis: Poly.ZERO})
+        if step is not None and step < 0:  # rest > -step * axis
+            found.add((rest - step - 1) // -step)
+        elif step:  # step * axis > -rest
+            found.add(-rest // step + 1)
     return found
 
 
