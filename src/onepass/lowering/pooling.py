@@ -7,11 +7,15 @@ sums over the few windows that cover a position, so nothing is scattered.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
+import torch
+
+from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Part, Reduce, literal, pointwise
 from ..ir.monoids import highest, lowest
@@ -19,6 +23,7 @@ from ..ir.poly import Axis, Poly, nonnegative, product
 from .context import Context
 from .movement import at_least, both, less
 from .registry import Unsupported, lowers
+from .torch_private import POOL_OFFSETS
 from .values import Ref, Shape, axis, linear_position, own_point
 
 MOST_WRITTEN_OUT = 32  # elements of a window, windows that cover a position
@@ -104,28 +109,37 @@ def _elements(x: Ref, windows: list[Windows], at: Sequence[Poly]) -> tuple[list[
 # --- maxima ---
 
 
-def _largest(ctx: Context, x: Ref, windows: list[Windows]) -> tuple[Expr | Ref, Expr]:
-    """The maximum of each window and the position of its first element that is as large, of the last NaN if any."""
-    at = own_point(ctx.out.shape)
-    elements, over = _elements(x, windows, at)
+def _values(ctx: Context, x: Ref, windows: list[Windows]) -> tuple[list[tuple[Shape, Expr, Expr]], tuple[Axis, ...]]:
+    """Each element's place, whether it is inside the input, and its value, the least one where it is not."""
+    elements, over = _elements(x, windows, own_point(ctx.out.shape))
     taken = [(place, inside, ctx.computing(value, x.dtype, exact=True)) for place, inside, value in elements]
     dtype = taken[0][2].dtype
     least = literal(lowest(dtype), dtype)
-    values = [pointwise("where", inside, value, least) for _, inside, value in taken]
+    return [(place, inside, pointwise("where", inside, value, least)) for place, inside, value in taken], over
+
+
+def _largest(ctx: Context, x: Ref, windows: list[Windows]) -> tuple[Expr | Ref, Expr]:
+    """The maximum of each window and the position of its first element that is as large, of the last NaN if any."""
+    elements, over = _values(ctx, x, windows)
+    lengths = [w.length for w in windows]
     if not over:
-        best = list(itertools.accumulate(values, partial(pointwise, "maximum")))
-        return best[-1], _first_largest(ctx, windows, at, values, best)
-    largest = ctx.define(_combined("max", values, over))
-    ((place, inside, value),) = taken
-    position = Index(linear_position(place, [w.length for w in windows]))
-    here, none = pointwise("eq", value, largest.aligned(ctx.out.shape)), literal(-1, DType.I64)
-    candidates = pointwise("where", inside & here, position, literal(highest(DType.I64), DType.I64))
+        inner = own_point(ctx.out.shape)[-len(windows) :]
+        pitches = [product((w.spread, *lengths[k + 1 :])) for k, w in enumerate(windows)]
+        start = linear_position([w.place(n, Poly.ZERO) for w, n in zip(windows, inner, strict=True)], lengths)
+        largest, first = _first_largest(ctx, windows, [value for _, _, value in elements], pitches)
+        return largest, pointwise("add", Index(start), ctx.convert(first, DType.I64))
+    ((place, inside, value),) = elements
+    whole = ctx.define(_combined("max", [value], over))
+    known = ctx.computing(whole.aligned(ctx.out.shape), x.dtype, exact=True)
+    position = Index(linear_position(place, lengths))
+    none, nowhere = literal(-1, DType.I64), literal(highest(DType.I64), DType.I64)
+    candidates = pointwise("where", inside & pointwise("eq", value, known), position, nowhere)
     first = _internal(ctx, Part(Reduce("min", (candidates,), over), 0))
-    if not dtype.is_float:
-        return largest, first
-    not_numbers = pointwise("where", inside & pointwise("isnan", value), position, none)
+    if not value.dtype.is_float:
+        return whole, first
+    not_numbers = pointwise("where", pointwise("isnan", value), position, none)
     last = _internal(ctx, Part(Reduce("max", (not_numbers,), over), 0))
-    return largest, pointwise("where", pointwise("ge", last, literal(0, DType.I64)), last, first)
+    return whole, pointwise("where", pointwise("isnan", known), last, first)
 
 
 def _internal(ctx: Context, value: Expr) -> Expr:
@@ -133,24 +147,23 @@ def _internal(ctx: Context, value: Expr) -> Expr:
 
 
 def _first_largest(
-    ctx: Context, windows: list[Windows], at: Shape, values: Sequence[Expr], best: Sequence[Expr]
-) -> Expr:
-    """The position of the maximum of values that are written out, `best[k]` that of the first k + 1."""
-    lengths = [w.length for w in windows]
-    total = product(lengths).constant
-    dtype = DType.I32 if total is not None and total < 1 << 31 else DType.I64
-    start = linear_position([w.place(n, Poly.ZERO) for w, n in zip(windows, at[-len(windows) :], strict=True)], lengths)
+    ctx: Context, windows: list[Windows], values: list[Expr], pitches: Sequence[Poly]
+) -> tuple[Expr, Expr]:
+    """The maximum of the values of a window, written out, and its place in the window in steps of `pitches`."""
     points, _ = _points([w.size for w in windows])
-    steps = [linear_position([k * w.spread for w, k in zip(windows, p, strict=True)], lengths) for p in points]
+    steps = [sum((k * pitch for k, pitch in zip(p, pitches, strict=True)), Poly.ZERO) for p in points]
+    last = steps[-1].constant
+    dtype = DType.I32 if last is not None and last < 1 << 31 else DType.I64
     found: Expr = literal(0, dtype)
-    for number, (w, n) in enumerate(zip(windows, at[-len(windows) :], strict=True)):
-        pitch = product(lengths[number + 1 :]) * w.spread
+    for w, n, pitch in zip(windows, own_point(ctx.out.shape)[-len(windows) :], pitches, strict=True):
         found = pointwise("add", found, _first_inside(ctx, w, n, pitch, dtype))
-    for value, before, step in zip(values[1:], best, steps[1:], strict=False):
-        larger = pointwise("gt", value, before)
+    largest, *others = values
+    for value, step in zip(others, steps[1:], strict=True):
+        larger = pointwise("gt", value, largest)
         larger = larger | pointwise("isnan", value) if value.dtype.is_float else larger
         found = pointwise("where", larger, ctx.size(step, dtype), found)
-    return pointwise("add", Index(start), ctx.convert(found, DType.I64))
+        largest = pointwise("maximum", largest, value)
+    return largest, found
 
 
 def _first_inside(ctx: Context, w: Windows, window: Poly, pitch: Poly, dtype: DType) -> Expr:
@@ -168,6 +181,36 @@ def _max_pool(
     dims: int, ctx: Context, x: Ref, size: Sizes, step: Sizes, before: Sizes, spread: Sizes, ceil_mode: bool
 ) -> tuple[Expr | Ref, Expr]:
     return _largest(ctx, x, _windows(dims, x, ctx.out.shape, size, step, before, spread))
+
+
+def _max_pool_offsets(
+    ctx: Context, x: Ref, size: Sizes, step: Sizes, before: Sizes, spread: Sizes, ceil_mode: bool
+) -> tuple[Expr, Expr]:
+    windows = _windows(len(size), x, ctx.out.shape, size, step, before, spread)
+    elements, _ = _values(ctx, x, windows)
+    pitches = [product(w.size for w in windows[k + 1 :]) for k in range(len(windows))]
+    return _first_largest(ctx, windows, [value for _, _, value in elements], pitches)
+
+
+def _offsets_to_indices(
+    ctx: Context, offsets: Ref, size: Sizes, lengths: Sizes, step: Sizes, before: Sizes, spread: Sizes
+) -> Ref:
+    inner = own_point(ctx.out.shape)[-len(size) :]
+    columns = [[*map(Poly.of, v)] for v in (lengths, ctx.out.shape[-len(size) :], size, step, before, spread)]
+    rest = ctx.convert(offsets.aligned(ctx.out.shape), DType.I32)
+    windows = [Windows(*w) for w in zip(*columns, strict=True)]
+    position: Expr = Index(
+        linear_position([w.place(n, Poly.ZERO) for w, n in zip(windows, inner, strict=True)], [w.length for w in windows])
+    )
+    for k, w in reversed(list(enumerate(windows))):
+        extent = ctx.size(w.size, DType.I32)
+        element = ctx.convert(pointwise("remainder", rest, extent), DType.I64) if k else ctx.convert(rest, DType.I64)
+        rest = pointwise("truncdiv", rest, extent)
+        pitch = ctx.size(product((w.spread, *(v.length for v in windows[k + 1 :]))), DType.I64)
+        position = pointwise("add", position, pointwise("mul", element, pitch))
+    indices = ctx.define(position)
+    ctx.offsets[indices.buffer] = offsets
+    return indices
 
 
 def _adaptive_max(dims: int, ctx: Context, x: Ref, sizes: Sizes) -> tuple[Expr | Ref, Expr]:
@@ -226,32 +269,28 @@ def _avg_pool(
 # --- gradients: sums over the windows that have a position ---
 
 
-def _covering(windows: list[Windows], at: Sequence[Poly]) -> tuple[list[tuple[Shape, Expr]], tuple[Axis, ...]]:
-    """Each window that may have the position, and whether it exists and does, in order; axes left."""
-    points, over = _points([w.covering for w in windows])
-    found: list[tuple[Shape, Expr]] = []
-    for point in reversed(points):
-        places = [(p + w.before) // w.step - k for w, p, k in zip(windows, at, point, strict=True)]
-        reached = [p - w.place(n, Poly.ZERO) for w, p, n in zip(windows, at, places, strict=True)]
-        here = _within(
-            (*places, *reached), [*(w.count for w in windows), *((w.size - 1) * w.spread + 1 for w in windows)]
-        )
-        found.append((tuple(places), here))
-    return found, over
-
-
 def _gathered(
     ctx: Context, gradient: Ref, windows: list[Windows], share: Callable[[Shape, Shape, Expr, Expr], Expr]
 ) -> Expr:
-    """The sum of what `share` makes of each window's gradient, given its place and whether it has the position."""
+    """The sum over the windows that may have a position of what `share` says: of the window's place, the position's
+    place in it, whether there is such a window, and its gradient."""
     at = own_point(ctx.out.shape)
     outer, inner = at[: -len(windows)], at[-len(windows) :]
-    covering, over = _covering(windows, inner)
+    points, over = _points([w.covering for w in windows])
     terms: list[Expr] = []
-    for window, here in covering:
-        place = (*outer, *window)
-        terms.append(share(place, inner, here, ctx.computing(gradient.at(place), ctx.out.dtype)))
+    for point in reversed(points):
+        reached = [p + w.before for w, p in zip(windows, inner, strict=True)]
+        place = tuple(r // w.step - k for w, r, k in zip(windows, reached, point, strict=True))
+        element = tuple(r % w.step + w.step * k for w, r, k in zip(windows, reached, point, strict=True))
+        exists = _within(place, [w.count for w in windows])
+        value = ctx.computing(gradient.at((*outer, *place)), ctx.out.dtype)
+        terms.append(share((*outer, *place), element, exists, value))
     return _combined("sum", terms, over)
+
+
+def _has(windows: list[Windows], element: Shape) -> Expr:
+    """Whether a window reaches a position as far as `element` from its start."""
+    return _within(element, [w.size for w in windows])
 
 
 def _max_pool_backward(
@@ -270,9 +309,17 @@ def _max_pool_backward(
 
 
 def _to_largest(ctx: Context, gradient: Ref, windows: list[Windows], indices: Ref) -> Expr:
-    def share(window: Shape, at: Shape, here: Expr, value: Expr) -> Expr:
-        position = Index(linear_position(at, [w.length for w in windows]))
-        chosen = here & pointwise("eq", indices.at(window), position)
+    inner = own_point(ctx.out.shape)[-len(windows) :]
+    position = Index(linear_position(inner, [w.length for w in windows]))
+    offsets = ctx.offsets.get(indices.buffer)
+
+    def share(window: Shape, element: Shape, exists: Expr, value: Expr) -> Expr:
+        if offsets is None or any(w.spread is not Poly.ONE for w in windows):
+            chosen = exists & pointwise("eq", indices.at(window), position)
+        else:
+            own = Index(linear_position(element, [w.size for w in windows]))
+            same = pointwise("eq", ctx.convert(offsets.at(window), DType.I32), ctx.convert(own, DType.I32))
+            chosen = exists & _has(windows, element) & same
         return pointwise("where", chosen, value, literal(0, value.dtype))
 
     return _gathered(ctx, gradient, windows, share)
@@ -304,9 +351,9 @@ def _avg_pool_backward(
 def _spread(
     ctx: Context, gradient: Ref, windows: list[Windows], include: bool = True, divisor: int | None = None
 ) -> Expr:
-    def share(window: Shape, at: Shape, here: Expr, value: Expr) -> Expr:
+    def share(window: Shape, element: Shape, exists: Expr, value: Expr) -> Expr:
         count = _divisor(ctx, windows, window[-len(windows) :], include, divisor, value.dtype)
-        return pointwise("where", here, value / count, literal(0, value.dtype))
+        return pointwise("where", exists & _has(windows, element), value / count, literal(0, value.dtype))
 
     return _gathered(ctx, gradient, windows, share)
 
@@ -324,3 +371,22 @@ for _dims in (2, 3):
     lowers(f"avg_pool{_dims}d_backward")(partial(_avg_pool_backward, _dims))
     lowers(f"_adaptive_avg_pool{_dims}d")(partial(_adaptive_avg, _dims))
     lowers(f"_adaptive_avg_pool{_dims}d_backward")(partial(_adaptive_avg_backward, _dims))
+lowers(POOL_OFFSETS[0])(_max_pool_offsets)
+lowers(POOL_OFFSETS[1])(_offsets_to_indices)
+_WITH_OFFSETS, _TO_INDICES = operators(" ".join(POOL_OFFSETS)) if POOL_OFFSETS[0] else (None, None)
+
+
+def _max_pool_by_offsets(
+    dims: int, x: torch.Tensor, size: Any, step: Any = (), before: Any = (0,), spread: Any = (1,), ceil: bool = False
+) -> Any:
+    """Positions in a window take a byte, positions in the input eight: backward saves the first."""
+    size, step, before, spread = ([*v] * dims if len(v) == 1 else [*v] for v in (size, step or size, before, spread))
+    if not _TO_INDICES or any(isinstance(n, torch.SymInt) for n in size) or math.prod(size) > MOST_WRITTEN_OUT:
+        return NotImplemented
+    values, offsets = _WITH_OFFSETS(x, size, step, before, spread, ceil)
+    return values, _TO_INDICES(offsets, size, x.shape[-dims:], step, before, spread)
+
+
+def pooling_decompositions() -> dict[Any, Callable[..., Any]]:
+    two, three = operators("max_pool2d_with_indices max_pool3d_with_indices")
+    return {two: partial(_max_pool_by_offsets, 2), three: partial(_max_pool_by_offsets, 3)}
