@@ -262,10 +262,10 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return position
         case "wrap_index" | "check_index" if _is_inside(*args):
             return args[0]
-        case "eq" | "ne" if (decided := _compare_choice(op, *args)) is not None:
-            return decided
-        case "maximum" | "minimum" if (extreme := _extreme(op, *args)) is not None:
-            return extreme
+        case "eq" | "ne" | "maximum" | "minimum":
+            decided = (_compare_choice if info.result == "bool" else _extreme)(op, *args)
+            if decided is not None:
+                return decided
     if info.commutative and (args[1].order, args[1].place) < (args[0].order, args[0].place):
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)

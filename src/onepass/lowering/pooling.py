@@ -57,7 +57,7 @@ def _windows(
     dims: int, x: Ref, given: Shape, size: Sizes, step: Sizes, before: Sizes, spread: Sizes = (1,)
 ) -> list[Windows]:
     """The windows of pooling from `x` to shape `given`; one number counts for every dimension."""
-    columns = [[*map(Poly.of, v * dims if len(v) == 1 else v)] for v in (size, step or size, before, spread)]
+    columns = [[*map(Poly.of, v)] * (dims if len(v) == 1 else 1) for v in (size, step or size, before, spread)]
     if any(v.constant is None for column in columns for v in column):
         raise Unsupported("windows whose geometry is not known")
     shapes = x.shape[-dims:], given[-dims:]
@@ -200,7 +200,9 @@ def _offsets_to_indices(
     rest = ctx.convert(offsets.aligned(ctx.out.shape), DType.I32)
     windows = [Windows(*w) for w in zip(*columns, strict=True)]
     position: Expr = Index(
-        linear_position([w.place(n, Poly.ZERO) for w, n in zip(windows, inner, strict=True)], [w.length for w in windows])
+        linear_position(
+            [w.place(n, Poly.ZERO) for w, n in zip(windows, inner, strict=True)], [w.length for w in windows]
+        )
     )
     for k, w in reversed(list(enumerate(windows))):
         extent = ctx.size(w.size, DType.I32)
