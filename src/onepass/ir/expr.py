@@ -262,10 +262,8 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return position
         case "wrap_index" | "check_index" if _is_inside(*args):
             return args[0]
-        case "eq" | "ne" | "maximum" | "minimum":
-            decided = (_compare_choice if info.result == "bool" else _extreme)(op, *args)
-            if decided is not None:
-                return decided
+        case "eq" | "ne" | "maximum" | "minimum" if (known := _KNOWN[op](op, *args)) is not None:
+            return known
     if info.commutative and (args[1].order, args[1].place) < (args[0].order, args[0].place):
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
@@ -323,6 +321,9 @@ def _compare_choice(op: str, left: Expr, right: Expr) -> Expr | None:
     if first == second:
         return const(first, DType.BOOL)
     return condition if first else pointwise("bitnot", condition)
+
+
+_KNOWN = {"eq": _compare_choice, "ne": _compare_choice, "maximum": _extreme, "minimum": _extreme}
 
 
 def _compare_words(op: str, drawn: Expr, limit: Expr) -> Expr | None:
