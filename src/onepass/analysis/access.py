@@ -55,6 +55,22 @@ def load_bytes(load: Load) -> int:
     return min(count * load.buffer.dtype.bytes, max(storage_bytes(load.buffer), load.buffer.dtype.bytes))
 
 
+def loads_bytes(loads: Iterable[Load]) -> int:
+    """Bytes of distinct elements that loads of one buffer touch together.
+
+    Loads that walk it in equal steps touch the same elements, but for those that start between the steps.
+    """
+    starts: dict[tuple[Poly, ...], set[tuple[int, ...]]] = {}
+    found = 0
+    for load in loads:
+        steps = [math.gcd(*(c for monomial, c in p.terms if monomial)) for p in load.index]
+        between = tuple(p.offset % step if step else 0 for p, step in zip(load.index, steps, strict=True))
+        places = starts.setdefault(tuple(p - p.offset for p in load.index), set())
+        places.add(between)
+        found = max(found, min(len(places) * load_bytes(load), storage_bytes(load.buffer)), load_bytes(load))
+    return found
+
+
 def operation_cost(values: Iterable[Expr]) -> float:
     """Scalar work over all points: each node's cost times the points it is evaluated at."""
     total = 0.0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Index, Pointwise, const, postorder, rewrite
-from ..ir.poly import Axis, Poly, lower_bound, nonnegative, upper_bound
+from ..ir.poly import Axis, Poly, Quotient, lower_bound, nonnegative, upper_bound
 
 _COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
 _ARITHMETIC = frozenset(("cast", "narrow", "widen", "neg", "add", "sub", "mul", "floordiv", "truncdiv"))
@@ -80,16 +80,22 @@ def _has(dtype: DType, number: Poly) -> bool:
 
 def breakpoints(values: Iterable[Expr], axis: Axis) -> set[Poly]:
     """Positions of `axis` where some comparison with it changes its outcome."""
-    found: set[Poly] = set()
-    for e in postorder(list(values)):
-        d = difference(e)
-        if d is None or d.axes != {axis} or (coefficient := d.coefficient(axis)) is None:
-            continue
-        if coefficient.constant == -1:  # rest - axis > 0
-            found.add(d + axis)
-        elif coefficient.constant == 1:  # axis + rest > 0
-            found.add(Poly.ONE - (d - axis))
-    return found
+    numbers = (difference(e) for e in postorder(list(values)))
+    points = (_turn(d, axis) for d in numbers if d is not None and d.axes == {axis})
+    return {p for p in points if p is not None}
+
+
+def _turn(d: Poly, axis: Axis) -> Poly | None:
+    """The position of `axis` from which a number is positive, or no longer; None where it may turn more than once."""
+    varying = [(monomial, step) for monomial, step in d.terms if any(axis in a.axes for a in monomial)]
+    if len(varying) != 1 or len(varying[0][0]) != 1:
+        return None
+    ((atom,), step) = varying[0]
+    rest = d - atom * step
+    at = -rest // step + 1 if step > 0 else (rest - step - 1) // -step
+    if isinstance(atom, Quotient):
+        return _turn(atom.numerator - atom.denominator * at + 1, axis)
+    return at if atom is axis else None
 
 
 def ordered(points: set[Poly], extent: Poly) -> list[Poly] | None:

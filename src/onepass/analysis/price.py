@@ -265,7 +265,7 @@ class _Program:
 
     def _move(self, buffer: Buffer, offset: Poly, axes: frozenset[Axis], times: float) -> None:
         width = buffer.dtype.bytes
-        lanes, run = self._distinct(offset, axes)
+        lanes, run, part = self._distinct(offset, axes, width)
         asked = self.count * times * lanes * width
         run *= width
         if self.target.warp:
@@ -276,7 +276,7 @@ class _Program:
             )
             self.operations += times * cost * self._lanes(axes)
         line = SECTOR if self.target.warp else LINE
-        inflated = 1.0 if run >= 4 * line else (math.ceil(run / line) * line) / run
+        inflated = (1.0 if run >= 4 * line else (math.ceil(run / line) * line) / run) / part
         start = sum(c for m, c in offset.terms if not m)
         self.traffic.setdefault(buffer, _Traffic()).add(start, asked, asked * inflated, run, lanes * width * inflated)
 
@@ -288,8 +288,11 @@ class _Program:
         apart = math.gcd(self.target.vector_bytes, *(c * width for m, c in offset.terms if along not in m))
         return max(width, apart)
 
-    def _distinct(self, offset: Poly, axes: frozenset[Axis]) -> tuple[float, float]:
-        """Elements that one execution accesses, and how many of them lie side by side in memory."""
+    def _distinct(self, offset: Poly, axes: frozenset[Axis], width: int) -> tuple[float, float, float]:
+        """Elements that one execution accesses, how far a run of them reaches in memory, the part of it that they are.
+
+        On a GPU a run has no gap that memory would not hand out all the same.
+        """
         at: dict[Atom, int] = dict.fromkeys(offset.axes, 0)
         first, steps, total = self._value(offset, at), [], 1.0
         for a in axes:
@@ -300,11 +303,12 @@ class _Program:
                 lanes = lanes if step else min(lanes, far + 1.0)
                 steps.append((step, lanes))
             total *= lanes
-        run = 1.0
+        run, part = 1.0, 1.0
         for step, lanes in sorted(steps):
-            if 0 < step <= run:
+            if 0 < step <= max(run, SECTOR // 2 // width if self.target.warp else 0):
+                part *= min(1.0, run / step)
                 run = max(run, step * lanes)
-        return total, run
+        return total, run, part
 
     # --- sizes ---
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..analysis.access import assumed_size, load_bytes, operation_cost, storage_bytes
+from ..analysis.access import assumed_size, loads_bytes, operation_cost, storage_bytes
 from ..analysis.nest import opened
 from ..analysis.price import price
 from ..analysis.unify import unify
@@ -68,11 +68,11 @@ def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int,
 
 def bytes_read(values: list[Expr]) -> int:
     """Bytes of the distinct elements the values load."""
-    reads: dict[Buffer, int] = {}
+    reads: dict[Buffer, list[Load]] = {}
     for e in postorder(values):
         if isinstance(e, Load):
-            reads[e.buffer] = max(reads.get(e.buffer, 0), load_bytes(e))
-    return sum(reads.values())
+            reads.setdefault(e.buffer, []).append(e)
+    return sum(map(loads_bytes, reads.values()))
 
 
 def _extern_record(step: Extern) -> ExternRecord:

@@ -19,7 +19,7 @@ from typing import Any
 from .buffer import Buffer
 from .dtypes import DType
 from .interning import Interned, digest
-from .monoids import MONOIDS, part_dtypes
+from .monoids import MONOIDS, identity, part_dtypes
 from .ops import OPS
 from .poly import Atom, Axis, Poly, in_range, transform
 
@@ -262,11 +262,25 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return position
         case "wrap_index" | "check_index" if _is_inside(*args):
             return args[0]
-        case "eq" | "ne" if (decided := _compare_choice(op, *args)) is not None:
-            return decided
+        case "eq" | "ne" | "maximum" | "minimum" if (known := _KNOWN[op](op, *args)) is not None:
+            return known
     if info.commutative and (args[1].order, args[1].place) < (args[0].order, args[0].place):
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
+
+
+def _extreme(op: str, left: Expr, right: Expr) -> Expr | None:
+    """The other operand of what is never the larger one; max(max(a, c), max(b, c)) as max(max(a, b), c)."""
+    unit = const(identity(op[:3], left.dtype), left.dtype)
+    if left is unit or right is unit:
+        return right if left is unit else left
+    if not all(isinstance(e, Pointwise) and e.op == op for e in (left, right)):
+        return None
+    shared = next((e for e in left.children if e in right.children), None)
+    if shared is None:
+        return None
+    a, b = (next((c for c in e.children if c is not shared), shared) for e in (left, right))
+    return pointwise(op, pointwise(op, a, b), shared)
 
 
 def _is_exact(e: Expr) -> bool:
@@ -307,6 +321,9 @@ def _compare_choice(op: str, left: Expr, right: Expr) -> Expr | None:
     if first == second:
         return const(first, DType.BOOL)
     return condition if first else pointwise("bitnot", condition)
+
+
+_KNOWN = {"eq": _compare_choice, "ne": _compare_choice, "maximum": _extreme, "minimum": _extreme}
 
 
 def _compare_words(op: str, drawn: Expr, limit: Expr) -> Expr | None:

@@ -366,6 +366,8 @@ def _divide(a: Poly, d: Poly) -> tuple[Poly, Poly]:
         else:
             rest[monomial] = c
     quotient, remainder = _from_terms(whole), _from_terms(rest)
+    if cd and (number := remainder.constant) is not None:
+        return quotient + number // cd, Poly.of(number % cd)
     if not remainder.terms:
         return quotient, Poly.ZERO
     if in_range(remainder, d):

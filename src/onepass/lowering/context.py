@@ -42,6 +42,7 @@ class Context:
         self.fresh: set[Buffer] = set()  # buffers with a storage of their own, made by this program
         self.constants: dict[Buffer, Const] = {}  # buffers that are all one number: kernels need not read them
         self.means: dict[Buffer, Reduce] = {}  # buffers that hold a mean, and the sum it divides
+        self.offsets: dict[Buffer, Ref] = {}  # buffers that hold positions of maxima, and their places in windows
         self._buffers, self._hosts = itertools.count(), itertools.count()
 
     @property

@@ -15,6 +15,7 @@ import torch
 
 from ..ir.callables import operators
 from .convolutions import convolution_decompositions
+from .pooling import pooling_decompositions
 from .random_decompositions import RANDOM
 from .registry import RULES
 from .strides import layout_decompositions
@@ -100,7 +101,7 @@ def _for_every_target() -> Table:
     table |= {op: _floating_only(table[op]) for op in _FLOATING_ONLY if op in table}
     exponentials = zip(operators("logaddexp logaddexp2"), (torch.exp, torch.exp2), (math.e, 2), strict=True)
     table |= {op: _log_of_sum(exp, 1 / math.log(base), table[op]) for op, exp, base in exponentials if op in table}
-    return table | layout_decompositions() | RANDOM | _foreach()
+    return table | layout_decompositions() | pooling_decompositions() | RANDOM | _foreach()
 
 
 # Lists of tensors, what a compiled optimiser step is made of, are taken apart so that the updates of all parameters can

@@ -24,6 +24,13 @@ from torch.utils._sympy import functions as functions
 
 # What newer dynamo writes in place of addcmul; empty where torch has no such operation.
 MULTIPLY_ADD = "prims.fma.default" if hasattr(torch.ops.prims, "fma") else ""
+# Max pooling whose second result says in a byte which element of the window is the largest; what makes indices of it.
+POOL_OFFSETS = (
+    "prims._low_memory_max_pool_with_offsets.default",
+    "prims._low_memory_max_pool_offsets_to_indices.default",
+)
+if not hasattr(torch.ops.prims, "_low_memory_max_pool_with_offsets"):
+    POOL_OFFSETS = ("", "")
 MATH_ATTENTION = 0  # of torch's ways to compute attention
 every_decomposition = _decomp.decomposition_table
 try:  # the same without operations AOTAutograd takes apart by itself: 5 ms instead of 180 to collect

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..analysis.access import RANDOM_COST, estimate, flat_offset, load_bytes, storage_bytes
+from ..analysis.access import RANDOM_COST, estimate, flat_offset, loads_bytes, storage_bytes
 from ..analysis.nest import Nest, opened
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, Random, Reduce, postorder
 from ..ir.monoids import MONOIDS
@@ -43,7 +43,7 @@ class Cost:
 def nest_cost(nest: Nest, target: Target) -> Cost:
     """The cost of a nest as one group."""
     outer = frozenset(nest.outer)
-    reads: dict[Buffer, int] = {}
+    reads: dict[Buffer, list[Load]] = {}
     vector = _vector(nest)
     shared = 1 if vector is None else max(1, min(THREAD if target.warp else LOOP, estimate(vector.extent)))
     operations, nodes = 0.0, 0
@@ -52,7 +52,7 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
         nodes += 1
         match e:
             case Load():
-                reads[e.buffer] = max(reads.get(e.buffer, 0), load_bytes(e))
+                reads.setdefault(e.buffer, []).append(e)
             case Pointwise():
                 operations += OPS[e.op].cost * _points(e.axes | outer) / (1 if vector in e.axes else shared)
             case Random():
@@ -62,10 +62,11 @@ def nest_cost(nest: Nest, target: Target) -> Cost:
     written = sum(storage_bytes(s.buffer) for s in nest.stores)
     launches = 2 if nest.split is not None else 1
     buffers = len(reads) + len(nest.stores)
-    moved = sum(reads.values()) + written
+    read = sum(map(loads_bytes, reads.values()))
+    moved = read + written
     time_us = predict_us(moved, operations, launches, target)
     live = live_values(opened_values)
-    return Cost(sum(reads.values()), written, operations, launches, buffers, nodes, live, time_us)
+    return Cost(read, written, operations, launches, buffers, nodes, live, time_us)
 
 
 def _vector(nest: Nest) -> Axis | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..analysis.access import load_bytes, storage_bytes
+from ..analysis.access import loads_bytes, storage_bytes
 from ..analysis.inline import loaded, reductions
 from ..ir.expr import Load, postorder
 from ..ir.plan import Decision
@@ -120,7 +120,7 @@ def _most_saved(planner: Planner, define: Define, number: int, chain: list[Defin
 def _bytes(defines: list[Define], buffer: Buffer) -> int:
     """Bytes of a buffer that definitions read."""
     loads = [e for d in defines if buffer in loaded(d.value) for e in postorder([d.value]) if isinstance(e, Load)]
-    return max((load_bytes(e) for e in loads if e.buffer is buffer), default=0)
+    return loads_bytes(e for e in loads if e.buffer is buffer)
 
 
 def _absorb(planner: Planner, define: Define, chain: list[Define], users: list[int]) -> None:

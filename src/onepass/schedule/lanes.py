@@ -6,6 +6,7 @@ whose positions every innermost loop runs over, with one state each.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -15,11 +16,11 @@ from ..analysis.access import flat_offset
 from ..analysis.nest import Nest, provable
 from ..ir.expr import Expr, Load, Reduce, postorder
 from ..ir.kernel import Accumulator, Bind, Kernel, Local, Operand, Start, WriteLocal
-from ..ir.poly import Axis, Poly, product
+from ..ir.poly import Axis, Poly, nonnegative, product
 from ..ir.target import Target
 from .builder import Builder, Kept, Scope, when
 from .layout import Layout
-from .leaf import Item, Leaf, Point, Then, cuts
+from .leaf import Item, Leaf, Point, Then, cuts, phases
 from .scratch import choose_kept, linear
 from .strips import in_strips
 
@@ -52,25 +53,35 @@ class Lanes(Leaf):
         axis, rest = axes[0], axes[1:]
         position = self.number_programs(axis)
         pieces = cuts(axis, items) if axis not in self.layout.blocks else []
-        if len(pieces) < 2:
+        step = self.phases(axis, items) if pieces else 1
+        if len(pieces) < 2 and step == 1:
             self._open_grid(rest, items, then)
             return
         grid = list(self.grid)
-        for low, high in pieces:
+        for (low, high), phase in itertools.product(pieces, range(step)):
+            if not nonnegative(high - low - phase - 1):
+                continue
             self.grid = list(grid)
-            inside = Axis(self.builder.name(f"{position.name}_"), high - low)
-            with self.builder.block(when(self._between(position, low, high)), {axis: low + inside}):
-                self.builder.add(Bind(inside, position - low))
+            inside = Axis(self.builder.name(f"{position.name}_"), (high - low - phase + step - 1) // step)
+            condition = self._between(position, low, high)
+            if step > 1:
+                here = self.builder.compare("eq", (position - low) % step, Poly.of(phase), "phase")
+                condition = self.builder.both(condition, here, "piece")
+            assert condition is not None
+            with self.builder.block(when(condition), {axis: low + inside * step + phase}):
+                self.builder.add(Bind(inside, (position - low) // step))
                 self._open_grid(rest, self.specialised(items, axis, low, high), then)
 
-    def _between(self, position: Axis, low: Poly, high: Poly) -> Operand:
-        """Whether a position is in [low, high), one end of which is inside its range."""
+    def phases(self, axis: Axis, items: list[Item]) -> int:
+        return phases(axis, items)
+
+    def _between(self, position: Axis, low: Poly, high: Poly) -> Operand | None:
+        """Whether a position is in [low, high); None for its whole range."""
         found: Operand | None = None
         if low.terms:
             found = self.builder.compare("lt", low - 1, position.poly(), "piece")
         if high is not position.extent:
             found = self.builder.both(found, self.builder.compare("lt", position.poly(), high, "piece"), "piece")
-        assert found is not None
         return found
 
     def _open_looped(self, items: list[Item], then: Then) -> None:

@@ -8,6 +8,7 @@ owns, sets up the states of reductions and runs over classes: loops of vector la
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,14 +17,16 @@ from typing import Protocol, TypeAlias
 
 from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.nest import Nest, NestStore
+from ..analysis.refine import polys_of
 from ..ir.expr import Expr, Reduce
 from ..ir.kernel import Accumulator, GridAxis, Kernel, Operand
-from ..ir.poly import Axis, Poly, nonnegative
+from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative
 from ..ir.target import Target
 from .builder import Builder, Kept, Scope, looped
 from .layout import Layout, chunk_axis
 
 MOST_CUTS = 9
+MOST_PHASES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +146,28 @@ class Leaf(ABC):
             with self.block_loop(axis, kind, self.layout.chunk, self.chunk_start(), lanes, lane):
                 yield items
             return
+        step = 1 if lane is not None else self.phases(axis, items)
         for low, high in cuts(axis, items):
-            loop = Axis(self.builder.name("i" if kind == "sweep" else "j"), high - low)
-            with self.builder.block(looped(loop, kind, lanes, lane), {axis: low + loop}):
-                yield self.specialised(items, axis, low, high)
+            whole = (high - low) // step
+            loop = Axis(self.builder.name("i" if kind == "sweep" else "j"), whole)
+            if step == 1:
+                with self.builder.block(looped(loop, kind, lanes, lane), {axis: low + loop}):
+                    yield self.specialised(items, axis, low, high)
+                continue
+            with self.builder.block(looped(loop, kind, lanes, lane)):
+                for phase in range(step if whole.terms else 0):
+                    yield from self._at(axis, low + loop * step + phase, items)
+            for position in range((high - low - whole * step).constant or 0):
+                yield from self._at(axis, low + whole * step + position, items)
+
+    def _at(self, axis: Axis, position: Poly, items: list[Item]) -> Iterator[list[Item]]:
+        with self.builder.stretch() as scope:
+            scope.bindings[axis] = position
+            yield self.specialised(items, axis, position, position + 1)
+
+    def phases(self, axis: Axis, items: list[Item]) -> int:
+        """How many neighbouring positions of a class are computed one after the other, each with its own indices."""
+        return 1
 
     def chunk_start(self) -> Poly:
         """The first position of the program's chunk of the split class."""
@@ -204,6 +225,18 @@ def cuts(axis: Axis, items: list[Item]) -> list[tuple[Poly, Poly]]:
     if found is None or len(found) > MOST_CUTS:
         return [(Poly.ZERO, axis.extent)]
     return list(itertools.pairwise(found))
+
+
+def phases(axis: Axis, items: list[Item]) -> int:
+    """After how many positions of a class the remainders of its divisions recur; 1 where that is never or late."""
+    if axis.extent.constant is None:
+        return 1
+    found = 1
+    for poly in set(polys_of(v for i in items for v in i.values)):
+        for atom in poly.inner_atoms():
+            if isinstance(atom, Quotient | Remainder) and axis in atom.numerator.axes:
+                found = math.lcm(found, atom.denominator.constant or MOST_PHASES + 1)
+    return found if found <= min(MOST_PHASES, axis.extent.constant) else 1
 
 
 def _outside(store: NestStore, axis: Axis, low: Poly, high: Poly) -> bool:
