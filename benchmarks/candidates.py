@@ -35,7 +35,7 @@ from onepass.ir.source import KernelSource, Trial
 from onepass.ir.target import Target, find_target
 from onepass.ir.time import total_us
 from onepass.pipeline import schedule_named
-from onepass.planner.contractions import Chooser
+from onepass.planner.chooser import Chooser
 from onepass.runtime.builders import builder_for
 from onepass.runtime.cache import default_cache
 from onepass.runtime.device import current_chip

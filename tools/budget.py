@@ -15,7 +15,7 @@ from pathlib import Path
 
 from module_graph import cycles, modules_of
 
-CODE_LINES = 18968  # of all Python files, without blank lines, comments and docstrings; the aim is 15,000
+CODE_LINES = 19577  # of all Python files, without blank lines, comments and docstrings; the aim is 15,000
 FILE_LINES = 600
 FUNCTION_LINES = 60
 DOCSTRING_LINES = 12
@@ -23,10 +23,7 @@ COMPLEX_FUNCTIONS = 0  # with `noqa: C901`; the aim is none
 # Functions longer than FUNCTION_LINES, and how long they may be. The list may only shrink.
 LONG_FUNCTIONS: dict[str, int] = {}
 # Modules that import each other, imports for type checking and inside functions counted. The list may only shrink.
-CYCLES = (
-    {"planner.contraction_rows", "planner.contraction_states", "planner.contractions"},
-    {"planner.plan", "planner.recompute"},
-)
+CYCLES: tuple[set[str], ...] = ()
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onepass"
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -37,6 +37,7 @@ from .planner.close_calls import Judge
 from .planner.contractions import choose_contractions
 from .planner.plan import plan_fusion
 from .planner.regions import Regions
+from .planner.setting import Setting
 from .runtime.entries import GraphEntry
 from .schedule.group import choose, choose_products, schedule_group
 
@@ -104,15 +105,16 @@ def plan_graph(
 
 def choose_regions(lowered: LoweredGraph, judge: Judge | None, limits: Limits) -> Regions:
     """What becomes of a graph's matrix products."""
-    own = lowered
-    return choose_contractions(
-        own.program, own.target, own.options, choose, choose_products, own.answers, judge, limits
-    )
+    return choose_contractions(lowered.program, _setting(lowered, limits), judge)
+
+
+def _setting(lowered: LoweredGraph, limits: Limits) -> Setting:
+    return Setting(lowered.target, lowered.options, choose, choose_products, lowered.answers, limits)
 
 
 def plan_regions(lowered: LoweredGraph, regions: Regions, limits: Limits = NO_LIMITS) -> PlannedGraph:
     """The plan of a program, or of a part of it, whose matrix products are decided on."""
-    plan = plan_fusion(regions, lowered.target, lowered.options, choose, lowered.answers, limits)
+    plan = plan_fusion(regions, _setting(lowered, limits))
     verify_plan(regions.program, plan)
     groups = [step for step in plan.steps if isinstance(step, Group)]
     names = {f"k{number}_{_stem(group)}": group for number, group in enumerate(groups)}

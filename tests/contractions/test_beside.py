@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import onepass
 from onepass.backend import record_compilations
 from onepass.ir.target import targets
-from onepass.planner.contractions import Chooser
+from onepass.planner.chooser import Chooser
 from onepass.runtime.triton_private import Interpreter
 from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, judge, products_left, without_gpu

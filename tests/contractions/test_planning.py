@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 import onepass.backend
+import onepass.planner.chooser as chooser
 import onepass.planner.contraction_rows as contraction_rows
-import onepass.planner.contractions as contractions
 from tests.contractions.judging import explained
 
 pytest.importorskip("triton")
@@ -50,7 +50,7 @@ def tried(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return x
 
     with monkeypatch.context() as patch:
-        patch.setattr(contractions, "contract", counted(contractions.contract))
+        patch.setattr(chooser, "contract", counted(chooser.contract))
         patch.setattr(contraction_rows, "arrange", counted(contraction_rows.arrange))
         e = onepass.explain(
             model, torch.randn(2, 64, WIDTH, dtype=torch.bfloat16), *weights, target="sm_90", options={"cache": False}

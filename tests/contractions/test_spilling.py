@@ -15,7 +15,7 @@ import onepass
 from onepass.ir.record import CompileRecord, KernelRecord
 from onepass.ir.source import KernelSource
 from onepass.ir.target import find_target
-from onepass.planner.contractions import Chooser
+from onepass.planner import contractions
 from tests.checking import DEVICE
 from tests.chips import CHIPS
 from tests.contractions.judging import FREE, interpreted, judge, make_library_slow, products_left
@@ -81,7 +81,9 @@ def test_operands_are_computed_before_a_kernel_that_spills(
     target: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_library_slow(monkeypatch)
-    monkeypatch.setattr(Chooser, "_with_rest_us", lambda *_: 0.0)  # operands are first tried inside, whatever the price
+    monkeypatch.setattr(
+        contractions, "_with_rest_us", lambda *_: 0.0
+    )  # operands are first tried inside, whatever the price
     e = explained(attention, target, *with_positions(size))
     fits(e, target)
     assert not products_left(e)
@@ -156,7 +158,9 @@ def test_operands_that_only_move_or_convert_stay_inside(monkeypatch: pytest.Monk
         k, v = (t.repeat_interleave(2, 1) for t in (k, v))
         return causal(q.float() @ k.float().mT / 16).bfloat16() @ v
 
-    monkeypatch.setattr(Chooser, "_with_rest_us", lambda *_: 0.0)  # operands are first tried inside, whatever the price
+    monkeypatch.setattr(
+        contractions, "_with_rest_us", lambda *_: 0.0
+    )  # operands are first tried inside, whatever the price
     spilling_if(monkeypatch, lambda source: 512 if multiplies(source) and "in5" in source.text else 0)  # angles
     shapes = with_positions(64)
     e = explained(function, "sm_90", shapes[0], *[(4, 8, 2048, 64)] * 2, *shapes[3:])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
-from onepass.planner.contractions import Chooser
+from onepass.planner.chooser import Chooser
 
 pytest.importorskip("triton")
 from onepass.runtime import triton_kernels

@@ -20,7 +20,7 @@ from onepass.ir.dtypes import DType
 from onepass.ir.expr import const
 from onepass.ir.kernel import Kernel, Let, Loop, Tile, Var, walk
 from onepass.ir.poly import Axis, Poly
-from onepass.planner.contractions import Chooser
+from onepass.planner.chooser import Chooser
 from onepass.schedule.sides import separate_sides
 
 FREE = {"strict": True, "cache": False, "tune": "off"}

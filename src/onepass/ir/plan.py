@@ -8,6 +8,7 @@ from .expr import Expr
 from .poly import Axis
 from .program import Buffer, Define, Extern, Origin
 from .schedule import Schedule
+from .time import Time, total_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,18 @@ class Store:
     buffer: Buffer
     axes: tuple[Axis, ...]
     value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How the fastest kernels of stores run: the schedule of the first, and the times of their launches."""
+
+    schedule: Schedule
+    times: tuple[Time, ...]
+
+    @property
+    def time_us(self) -> float:
+        return total_us(self.times)
 
 
 @dataclass(frozen=True, slots=True)

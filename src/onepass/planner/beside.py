@@ -6,12 +6,8 @@ already regions with their own epilogues take part as they are. Predicted time d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
-from ..analysis.answers import Answer
-from ..analysis.contraction import Contraction
 from ..analysis.contractions import contractions
 from ..analysis.inline import reductions
 from ..analysis.nest import Refusal
@@ -19,49 +15,14 @@ from ..analysis.operands import operands, uncast
 from ..analysis.single_row import vector_and_matrix
 from ..ir.expr import Expr, Load
 from ..ir.limits import FOLLOWERS
-from ..ir.plan import Decision, Group, Store
-from ..ir.program import Define, Extern
-from ..ir.target import Target
-from ..ir.time import total_us
+from ..ir.plan import Decision, Group
+from ..ir.program import Define
+from .chooser import Chooser
 from .close_calls import Times
 from .links import Links
-from .plan import Chosen
 from .regions import Region
 
 MOST_BESIDE = 8
-T = TypeVar("T")
-
-
-class Prices(Protocol):
-    """What the first tier knows of regions."""
-
-    target: Target
-    products: list[Extern]
-    taken: set[Define]
-    regions: list[Region]
-    decisions: list[Decision]
-    links: Links
-    order: dict[Define, int]
-
-    def ask(
-        self,
-        about: Hashable,
-        members: tuple[Define, ...],
-        again: tuple[Define, ...],
-        answer: Callable[[list[Store]], T],
-    ) -> Answer[T]: ...
-
-    def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal: ...
-
-    def given_up(self, members: Iterable[Define]) -> int: ...
-
-    def kernel(
-        self, found: Sequence[Contraction], members: tuple[Define, ...], again: tuple[Define, ...], limit_us: float
-    ) -> Chosen: ...
-
-    def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float: ...
-
-    def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...]) -> Decision: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +33,31 @@ class _Side:
     time_us: float
 
 
-def join_beside(prices: Prices) -> None:
+def join_beside(chooser: Chooser) -> None:
     """Put regions and single products that read the same matrix into one launch where that is faster."""
-    for regions in _sharing(prices):
-        kept = _independent(regions, prices.links)[:MOST_BESIDE]
-        sides = [_side(r, prices) for r in kept]
+    for regions in _sharing(chooser):
+        kept = _independent(regions, chooser.links)[:MOST_BESIDE]
+        sides = [_side(r, chooser) for r in kept]
         refused = [(r, s.reason) for r, s in zip(kept, sides, strict=True) if isinstance(s, Refusal)]
-        prices.decisions += [_decision([r], False, reason) for r, reason in refused]
+        chooser.decisions += [_decision([r], False, reason) for r, reason in refused]
         known = [s for s in sides if isinstance(s, _Side)]
         if len(known) > 1:
-            _decide(known, prices)
+            _decide(known, chooser)
 
 
 # --- who ---
 
 
-def _sharing(prices: Prices) -> list[list[Region]]:
+def _sharing(chooser: Chooser) -> list[list[Region]]:
     """Regions of one product each, by the matrix that they read first."""
     found: dict[Expr, list[Region]] = {}
-    for extern in prices.products:
+    for extern in chooser.products:
         product = extern.contraction
         assert product is not None
-        matrix = _left(product) if prices.given_up([product]) < FOLLOWERS else None
+        matrix = _left(product) if chooser.given_up([product]) < FOLLOWERS else None
         region = Region((product,), ())
-        if product in prices.taken:
-            region = next(r for r in prices.regions if product in r.members)
+        if product in chooser.taken:
+            region = next(r for r in chooser.regions if product in r.members)
             inside = [d for d in region.members if _left(d) is not None]
             if inside != [product]:
                 continue
@@ -128,38 +89,40 @@ def _independent(regions: list[Region], links: Links) -> list[Region]:
 # --- whether ---
 
 
-def _side(region: Region, prices: Prices) -> _Side | Refusal:
-    c = prices.contracted(region.members, region.again)
+def _side(region: Region, chooser: Chooser) -> _Side | Refusal:
+    c = chooser.contracted(region.members, region.again)
     if isinstance(c, Refusal):
         return c
-    kernel = region in prices.regions
-    return _Side(region, region.predicted_us if kernel else prices.apart(region.members, region.again))
+    kernel = region in chooser.regions
+    return _Side(region, region.predicted_us if kernel else chooser.apart(region.members, region.again))
 
 
-def _decide(sides: list[_Side], prices: Prices) -> None:
+def _decide(sides: list[_Side], chooser: Chooser) -> None:
     """One launch of all sides, if it is predicted to be faster."""
     regions = [s.region for s in sides]
-    members = tuple(sorted((d for r in regions for d in r.members), key=prices.order.__getitem__))
+    members = tuple(sorted((d for r in regions for d in r.members), key=chooser.order.__getitem__))
     again = tuple(dict.fromkeys(d for r in regions for d in r.again))
     apart = sum(s.time_us for s in sides)
-    found = prices.ask("beside", members, again, lambda stores: contractions(Group(tuple(stores), members, True, True)))
+    found = chooser.ask(
+        "beside", members, again, lambda stores: contractions(Group(tuple(stores), members, True, True))
+    )
     if isinstance(found.value, Refusal):
-        prices.decisions.append(_decision(regions, False, found.value.reason))
+        chooser.decisions.append(_decision(regions, False, found.value.reason))
         return
-    chosen = prices.kernel(found.value, members, again, apart)
-    together = total_us(chosen.times)
+    chosen = chooser.kernel(found.value, members, again, apart)
+    together = chosen.time_us
     ways = "side by side in one launch", f"in {len(sides)}"
     reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
     joined = Region(members, again, beside=True, predicted_us=together, schedule=chosen.schedule)
-    kernels = tuple(r for r in regions if r in prices.regions)
+    kernels = tuple(r for r in regions if r in chooser.regions)
     decision = _decision(regions, together < apart, reason, apart - together)
-    decision = prices.settle(decision, Times(together, apart, ways=ways), joined, kernels)
-    prices.decisions.append(decision)
+    decision = chooser.settle(decision, Times(together, apart, ways=ways), joined, kernels)
+    chooser.decisions.append(decision)
     if decision.accepted:
-        prices.regions[:] = [r for r in prices.regions if r not in regions]
-        prices.regions.append(joined)
-        prices.taken.update(joined.members)
-        prices.links.join(joined.members, joined.again)
+        chooser.regions[:] = [r for r in chooser.regions if r not in regions]
+        chooser.regions.append(joined)
+        chooser.taken.update(joined.members)
+        chooser.links.join(joined.members, joined.again)
 
 
 def _decision(regions: list[Region], accepted: bool, reason: str, saved_us: float = 0.0) -> Decision:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from ..analysis.access import estimate, numel, storage_bytes
 from ..analysis.inline import loaded, reductions
@@ -20,16 +19,12 @@ from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
 from ..ir.limits import FOLLOWERS
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
-from ..ir.plan import Decision
+from ..ir.plan import Chosen, Decision
 from ..ir.program import Buffer, Define, Extern
-from ..ir.time import total_us
+from .chooser import Chooser
 from .close_calls import Times
 from .cost import predict_us
-from .plan import Chosen
 from .regions import Region
-
-if TYPE_CHECKING:
-    from .contractions import Chooser
 
 MOST_MEMBERS, MOST_SEEN = 48, 256
 
@@ -47,7 +42,7 @@ def try_rows(chooser: Chooser, extern: Extern) -> None:
 def row_time(chooser: Chooser, product: Define) -> float:
     """The least predicted time of one kernel that reduces a product's rows; without end where there is none."""
     found = [_kernel(chooser, members, again) for members, again in _choices(chooser, product)]
-    return min((total_us(k.times) for k in found if not isinstance(k, Refusal)), default=math.inf)
+    return min((k.time_us for k in found if not isinstance(k, Refusal)), default=math.inf)
 
 
 # --- the region ---
@@ -171,7 +166,7 @@ def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...
     if isinstance(chosen, Refusal):
         chooser.decisions.append(Decision(product.origin.node, last, "rows", False, chosen.reason))
         return False
-    together = total_us(chosen.times)
+    together = chosen.time_us
     reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and one more"
     decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
     region = Region(members, again, predicted_us=together, schedule=chosen.schedule)

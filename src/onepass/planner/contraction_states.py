@@ -8,7 +8,6 @@ result anyway could reduce it in passing: then nothing is gained, and the predic
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
 from ..analysis.access import numel, storage_bytes
 from ..analysis.contraction import Contraction
@@ -17,18 +16,13 @@ from ..analysis.nest import Refusal
 from ..analysis.tile_states import contract_tiles
 from ..ir.expr import postorder
 from ..ir.limits import FOLLOWERS
-from ..ir.plan import Decision
+from ..ir.plan import Chosen, Decision
 from ..ir.program import Buffer, Define, Extern
-from ..ir.time import total_us
+from .chooser import Chooser
 from .close_calls import Times
 from .contraction_rows import MOST_MEMBERS, Followers, joined, library_and_one, row_time, scalar_work, waits
 from .cost import predict_us
-from .plan import Chosen
 from .regions import Region
-
-if TYPE_CHECKING:
-    from .contractions import Chooser
-
 
 MOMENTS = 1.6  # times the price of kernels whose tiles leave means and variances (seen on one H200)
 
@@ -97,7 +91,7 @@ def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool
     chosen = _kernel(chooser, found, members, again, apart - anyway)
     if isinstance(chosen, Refusal):
         return refused(chosen.reason)
-    together = total_us(chosen.times) + anyway
+    together = chosen.time_us + anyway
     accepted = together < apart
     reason = f"predicted {together:.1f} us with states of tiles, {apart:.1f} us by the library and one more"
     if accepted and (swept := row_time(chooser, product)) < together:
@@ -116,7 +110,7 @@ def _kernel(
     if (bound := chooser.bound(c)) >= apart:
         return Refusal(f"at least {bound:.1f} us with states of tiles, predicted {apart:.1f} us without")
     chosen = chooser.kernel([c], members, again, apart)
-    least = MOMENTS * total_us(chosen.times) if any(r.monoid == "welford" for r in c.entering) else 0.0
+    least = MOMENTS * chosen.time_us if any(r.monoid == "welford" for r in c.entering) else 0.0
     if least >= apart:
         return Refusal(f"at least {least:.1f} us with states of tiles, predicted {apart:.1f} us without")
     return chosen
@@ -145,7 +139,7 @@ def _apart(
         return total, anyway
     moved = sum(storage_bytes(d.buffer) for d in chooser.stored(tail))
     work = sum(scalar_work(postorder([d.value])) for d in others if d not in tail)
-    own = total_us(chooser.kernel([found], tail, again, total).times)
+    own = chooser.kernel([found], tail, again, total).time_us
     return min(total, own + predict_us(moved, work, 1, chooser.target) + anyway), anyway
 
 

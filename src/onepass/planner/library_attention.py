@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ..analysis.access import storage_bytes
-from ..analysis.answers import Answer
-from ..analysis.contraction import Contraction
 from ..analysis.inline import loaded
 from ..analysis.library_attention import OTHER_SCORES, Attention, find_attention
 from ..analysis.library_price import attention_us
@@ -21,21 +18,9 @@ from ..ir.callables import attention
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define, Extern, Origin
 from ..ir.target import Target
+from .chooser import Chooser
 
 CLOSE = 0.95  # of a kernel's time: the library must be below
-
-
-class Prices(Protocol):
-    """What the first tier knows of regions."""
-
-    target: Target
-    decisions: list[Decision]
-
-    def nest(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Answer[Contraction | Refusal]: ...
-
-    def again(self, members: tuple[Define, ...]) -> tuple[Define, ...]: ...
-
-    def stored(self, members: tuple[Define, ...]) -> list[Define]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +53,14 @@ class Offer:
         return {v.buffer for v in (self.call.query, self.call.key, self.call.value)}
 
 
-def offered(prices: Prices, regions: Sequence[tuple[Define, ...]]) -> Offer | Refusal | None:
+def offered(chooser: Chooser, regions: Sequence[tuple[Define, ...]]) -> Offer | Refusal | None:
     """The library's call for the largest of some regions, each within the one before, that is attention alone.
 
     None: none of them could be a kernel, either.
     """
     refusal: Refusal | None = None
     for members in regions:
-        nest = prices.nest(members, prices.again(members))
+        nest = chooser.nest(members, chooser.again(members))
         if isinstance(nest.value, Refusal):
             continue
         call = find_attention(nest.value)
@@ -84,11 +69,38 @@ def offered(prices: Prices, regions: Sequence[tuple[Define, ...]]) -> Offer | Re
             if refusal.reason == OTHER_SCORES:
                 break
             continue
-        (result,) = prices.stored(members)
+        (result,) = chooser.stored(members)
         query, key, value = (replace(v, buffer=nest.own[v.buffer]) for v in (call.query, call.key, call.value))
         call = replace(call, query=query, key=key, value=value)
-        return Offer(members, result, call, _time_us(call, storage_bytes(result.buffer), prices.target))
+        return Offer(members, result, call, _time_us(call, storage_bytes(result.buffer), chooser.target))
     return refusal
+
+
+def call(
+    chooser: Chooser, offer: Offer, members: tuple[Define, ...], own: float, apart: float, first: str, last: str
+) -> bool:
+    """The library's attention in the place of a kernel that takes `own` microseconds, where it is faster by more
+    than a little."""
+    library = offer.with_rest(members, chooser.target)
+    reason = (
+        f"predicted {library:.1f} us by the library's attention, {own:.1f} us in one kernel, "
+        f"{apart:.1f} us by the library's products and kernels around them"
+    )
+    cyclic = chooser.links.is_cyclic(offer.members, chooser.again(offer.members))
+    accepted = library < CLOSE * min(own, apart) and not cyclic
+    moved = 2 * sum(storage_bytes(d.buffer) for d in offer.members if d is not offer.result) if accepted else 0
+    chooser.decisions.append(Decision(first, last, "library", accepted, reason, own - library, moved))
+    if accepted:
+        chooser.forget_unread(offer.members, chooser.again(offer.members))
+        chooser.taken.update(offer.members)
+        chooser.links.join(offer.members, ())
+        chooser.elsewhere |= offer.reads
+        chooser.calls |= dict.fromkeys(offer.members, offer.extern(reason))
+        chooser.products = [s for s in chooser.products if s.contraction not in chooser.calls]
+        chooser.cheap.clear()
+        chooser.memories.clear()
+        chooser.chains.clear()  # they end at what the library makes
+    return accepted
 
 
 def _time_us(call: Attention, result_bytes: int, target: Target) -> float:

@@ -9,88 +9,35 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ..analysis.access import numel, storage_bytes
-from ..analysis.answers import Answers
 from ..analysis.inline import reductions
-from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
-from ..ir.expr import Const, Expr, Index, Load, Pointwise, Random, postorder
-from ..ir.limits import NO_LIMITS, Limits
+from ..ir.expr import Expr, Load, Pointwise, Random, postorder
 from ..ir.ops import OPS
-from ..ir.options import Options
 from ..ir.plan import Decision, FusionPlan, Group, Store
-from ..ir.poly import in_range
 from ..ir.program import Define, Extern
 from ..ir.schedule import Schedule
-from ..ir.target import Target
-from ..ir.time import Time, total_us
-from .cost import Cost, nest_cost
-from .groups import GroupGraph
 from .memory import eager_peak, plan_peak
+from .priced_groups import PricedGroups
 from .recompute import recompute
 from .regions import Regions
+from .setting import Setting
 from .storage import place_updates
 
 CHEAP_COST = 6.0  # recomputing less than this per element beats a trip through memory
 SIBLING_NEIGHBOURS = 8
 
 
-class Choose(Protocol):
-    """What finds the fastest way to run stores in one kernel (`schedule.group.choose`)."""
-
-    def __call__(
-        self, stores: Iterable[Store], target: Target, bound_us: float, neighbours: bool = False
-    ) -> Chosen | Refusal: ...
-
-
-class Chosen(Protocol):
-    """The schedule of its first kernel, and the times of its launches."""
-
-    @property
-    def schedule(self) -> Schedule: ...
-
-    @property
-    def times(self) -> tuple[Time, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer to 'could these be one kernel?' The time of its cost is a bound that no kernel beats."""
-
-    cost: Cost | None
-    reason: str
-
-
-class Planner:
+class Planner(PricedGroups):
     """One planning run."""
-
-    def __init__(
-        self, regions: Regions, target: Target, options: Options, choose: Choose, answers: Answers, limits: Limits
-    ) -> None:
-        self.program, self.target, self.options, self.limits = regions.program, target, options, limits
-        self.regions, self.choose, self.answers = regions, choose, answers
-        self.decisions: list[Decision] = []
-        self._restart()
-
-    def _restart(self) -> None:
-        self.graph = GroupGraph(self.program)
-        joined = {self.graph.join(r.members, r.again): r for r in self.regions.regions}
-        self.locked = set(joined)  # nothing joins them later
-        self.around = joined  # products
-        self.costs: dict[int, Cost] = {}
-        self.has_reduction: dict[int, bool] = {}
-        self.decisions = list(self.regions.decisions)
 
     def run(self) -> FusionPlan:
         steps = self.fused_steps(siblings=True)
         limit, needed = eager_peak(self.program), plan_peak(self.program, steps)
         if needed > limit:
             # Siblings joined early keep their results alive together: plan again without joining them.
-            self._restart()
+            self.restart()
             self.decisions.append(
                 Decision("plan", "plan", "sibling", False, f"{needed} bytes at the peak, eager needs {limit}", 0.0, 0)
             )
@@ -100,74 +47,12 @@ class Planner:
 
     def fused_steps(self, siblings: bool) -> tuple[Group | Extern, ...]:
         """The steps after all fusions that gain."""
-        if self.options.fuse:
+        if self.setting.options.fuse:
             self.fuse_chains()
             self.fuse_by_gain(siblings)
             if recompute(self):
                 self.fuse_by_gain(siblings)  # groups that waited for each other may be neighbours now
         return self.steps()
-
-    # --- legality ---
-
-    def consider(self, members: list[Define], group: frozenset[int]) -> Verdict:
-        """The one legality function: nest, buffers, size."""
-        target = self.limits.narrowed(self.target, members)
-        stored = {*self.graph.stored(members, group)}
-        answer = self.answers.ask(
-            target, members, stored, lambda: self._verdict(self.graph.stores(members, group), target)
-        )
-        return answer.value
-
-    def _verdict(self, stores: tuple[Store, ...], target: Target) -> Verdict:
-        if not stores:
-            return Verdict(Cost(0, 0, 0.0, 0, 0, 0, 0, 0.0), "nothing is stored")
-        devices = {s.buffer.device for s in stores}
-        if len(devices) > 1:
-            return Verdict(None, f"on different devices: {', '.join(sorted(devices))}")
-        if (bad := masked_failure([s.value for s in stores])) is not None:
-            return Verdict(None, bad)
-        nest = bare(stores) if target.warp else analyse(stores, target)
-        if isinstance(nest, Refusal):
-            return Verdict(None, nest.reason)
-        cost = nest_cost(nest, target)
-        if cost.buffers > self.target.buffers_per_kernel:
-            return Verdict(None, f"{cost.buffers} buffers, limit {self.target.buffers_per_kernel}")
-        if cost.live > self.target.live_values:
-            return Verdict(None, f"{cost.live} values alive at once, limit {self.target.live_values}")
-        if cost.nodes > self.target.operations_per_kernel:
-            return Verdict(None, f"{cost.nodes} operations, limit {self.target.operations_per_kernel}")
-        return Verdict(cost, "")
-
-    def price(self, members: list[Define], group: frozenset[int]) -> Verdict:
-        """The same with the time of the kernel that would run."""
-        verdict = self.consider(members, group)
-        if verdict.cost is None or not verdict.cost.launches:
-            return verdict
-        bound, target = verdict.cost, self.limits.narrowed(self.target, members)
-        stored = {*self.graph.stored(members, group)}
-        chosen = self.answers.ask(
-            ("price", target),
-            members,
-            stored,
-            lambda: self.choose(self.graph.stores(members, group), target, bound.time_us),
-        ).value
-        if isinstance(chosen, Refusal):
-            return Verdict(None, chosen.reason)
-        time_us = total_us(chosen.times) + (0.0 if self.target.warp else bound.time_us)
-        return Verdict(replace(bound, time_us=time_us, launches=len(chosen.times), schedule=chosen.schedule), "")
-
-    def cost(self, number: int) -> Cost | None:
-        """What a group takes as it is now."""
-        if number not in self.costs:
-            verdict = self.price(self.graph.members[number], frozenset((number,)))
-            if verdict.cost is None:
-                return None
-            self.costs[number] = verdict.cost
-        return self.costs[number]
-
-    def most_members(self, *numbers: int) -> int:
-        """How many operations a kernel of these groups may have."""
-        return self.limits.most_members((d for n in numbers for d in self.graph.members[n]), self.target)
 
     # --- chains ---
 
@@ -181,7 +66,8 @@ class Planner:
                 continue
             (user,) = users
             number = self.graph.node_of[buffer]
-            if user not in self.graph.members or user == number or self.reduces(number):
+            reduces = any(reductions([d.value]) for d in self.graph.members[number])
+            if user not in self.graph.members or user == number or reduces:
                 continue
             if user in self.locked or number in self.locked:
                 continue
@@ -198,7 +84,6 @@ class Planner:
             self._decide(number, user, "vertical", True, f"its only reader: {saved} bytes never travel", gain, saved)
             self.graph.merge(user, number)
             sizes[user] = size
-            self.has_reduction.pop(user, None)
 
     def _device(self, number: int) -> str:
         return self.graph.members[number][0].buffer.device
@@ -218,11 +103,6 @@ class Planner:
             return False
         points = max([numel(reader.axes), *(numel(r.axes | frozenset(r.over)) for r in reductions([reader.value]))])
         return element_cost(define.value) <= CHEAP_COST or points <= 2 * max(1, numel(define.axes))
-
-    def reduces(self, number: int) -> bool:
-        if number not in self.has_reduction:
-            self.has_reduction[number] = any(reductions([d.value]) for d in self.graph.members[number])
-        return self.has_reduction[number]
 
     # --- the queue ---
 
@@ -264,14 +144,14 @@ class Planner:
             return []
         found = {n for n in (*graph.successors[a], *graph.predecessors[a]) if n in graph.members}
         if not siblings:
-            return sorted(found - self.locked)
+            return sorted(found - self.locked.keys())
         for d in graph.members[a]:
             for buffer in graph.reads[d]:
                 users = graph.consumers.get(buffer, set())
                 near = sorted((u for u in users if u in graph.members and u != a), key=lambda u: (abs(u - a), u))
                 found.update(near[:SIBLING_NEIGHBOURS])
         found.discard(a)
-        return sorted(found - self.locked)
+        return sorted(found - self.locked.keys())
 
     def _quick_gain(self, a: int, b: int) -> float:
         """Bytes that would not travel, over bandwidth, plus one launch: an optimistic rank."""
@@ -324,7 +204,6 @@ class Planner:
         graph.merge(a, b)
         self.costs[a] = after
         self.costs.pop(b, None)
-        self.has_reduction.pop(a, None)
         return True
 
     def _decide(self, a: int, b: int, kind: str, accepted: bool, reason: str, gain: float, moved: int) -> bool:
@@ -336,7 +215,7 @@ class Planner:
 
     def _group(self, number: int, stores: tuple[Store, ...]) -> Group:
         members = tuple(self.graph.members[number])
-        if (region := self.around.get(number)) is not None:
+        if (region := self.locked.get(number)) is not None:
             return Group(stores, members, True, region.beside, region.tiled, region.predicted_us, region.schedule)
         return Group(stores, members, schedule=self._schedule(number, stores))
 
@@ -345,12 +224,15 @@ class Planner:
         members, cost = self.graph.members[number], self.cost(number)
         if cost is None or not self.target.warp:
             return cost.schedule if cost is not None else None
-        target, stored = self.limits.narrowed(self.target, members), {*self.graph.stored(members, frozenset((number,)))}
+        target, stored = (
+            self.setting.limits.narrowed(self.target, members),
+            {*self.graph.stored(members, frozenset((number,)))},
+        )
         bound = self.consider(members, frozenset((number,))).cost
         assert bound is not None
         about = "schedule", target
-        chosen = self.answers.ask(
-            about, members, stored, lambda: self.choose(stores, target, bound.time_us, True)
+        chosen = self.setting.answers.ask(
+            about, members, stored, lambda: self.setting.choose(stores, target, bound.time_us, True)
         ).value
         return cost.schedule if isinstance(chosen, Refusal) else chosen.schedule
 
@@ -376,14 +258,9 @@ class Planner:
         return tuple(steps)
 
 
-def plan_fusion(
-    regions: Regions, target: Target, options: Options, choose: Choose, answers: Answers, limits: Limits = NO_LIMITS
-) -> FusionPlan:
-    """The fusion plan of a program for a target, its matrix products decided on. `choose`: how stores run best.
-
-    `answers`: what is known of the program.
-    """
-    return Planner(regions, target, options, choose, answers, limits).run()
+def plan_fusion(regions: Regions, setting: Setting) -> FusionPlan:
+    """The fusion plan of a program, its matrix products decided on."""
+    return Planner(regions, setting).run()
 
 
 def element_cost(value: Expr) -> float:
@@ -407,41 +284,3 @@ def may_fail(value: Expr) -> bool:
 
 def _plain(load: Load) -> bool:
     return all(p.axis is not None or p.constant == 0 for p in load.index)
-
-
-def masked_failure(values: list[Expr]) -> str | None:
-    """A value that may raise must not be computed where its reader would not look."""
-    nodes = list(postorder(values))
-    if not any(isinstance(e, Load) and _is_masked(e) for e in nodes):
-        return None
-    failing = [e for e in nodes if isinstance(e, Pointwise) and OPS[e.op].integer_raises and not e.dtype.is_float]
-    return None if all(_is_inside_when_masked(e) for e in failing) else "it may raise outside its region"
-
-
-def _is_masked(load: Load) -> bool:
-    """Whether it may be asked for a position that the buffer does not have; it is 0 there."""
-    return not all(in_range(p, s) or p.indirects() for p, s in zip(load.index, load.buffer.shape, strict=True))
-
-
-def _is_inside_when_masked(e: Pointwise) -> bool:
-    """Whether an index is one of its dimension wherever what it is read from is masked."""
-    if e.op not in ("wrap_index", "check_index"):
-        return False
-    found, size = _when_masked(e.args[0]), e.args[1]
-    most = size.poly.constant if isinstance(size, Index) else None
-    return found is not None and most is not None and all(0 <= value < most for value in found)
-
-
-def _when_masked(e: Expr) -> set[int] | None:
-    """The numbers a value may be where all that it reads is masked; None where they are not known."""
-    match e:
-        case Const(value=int() as number):
-            return {number}
-        case Load() if _is_masked(e):
-            return {0}
-        case Pointwise(op="where"):
-            sides = [_when_masked(a) for a in e.args[1:]]
-            return set().union(*(s for s in sides if s is not None)) if None not in sides else None
-        case Pointwise(op="cast") if e.dtype.is_integer and e.args[0].dtype.is_integer:
-            return _when_masked(e.args[0])
-    return None

@@ -6,43 +6,39 @@ instead, which is small. Both ways are priced and the cheaper one stays.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..analysis.access import loads_bytes, storage_bytes
 from ..analysis.inline import loaded, reductions
 from ..ir.expr import Load, postorder
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define
-
-if TYPE_CHECKING:
-    from .plan import Planner
+from .priced_groups import PricedGroups
 
 MOST_READERS = 4
 
 
-def recompute(planner: Planner) -> bool:
+def recompute(groups: PricedGroups) -> bool:
     """Try every value that travels only from one group to a few others, the latest first; whether any was."""
-    graph, done = planner.graph, False
-    for define in reversed(list(planner.program.defines())):
+    graph, done = groups.graph, False
+    for define in reversed(list(groups.program.defines())):
         number = graph.node_of.get(define.buffer)
         if (
-            number in planner.locked
+            number in groups.locked
             or number not in graph.members
             or define not in graph.members[number]
             or define.buffer in graph.required
         ):
             continue
         users = sorted(u for u in graph.consumers.get(define.buffer, set()) if u != number)
-        if not users or len(users) > MOST_READERS or any(u not in graph.members or u in planner.locked for u in users):
+        if not users or len(users) > MOST_READERS or any(u not in graph.members or u in groups.locked for u in users):
             continue
         if not reductions([define.value]):
-            done |= _try(planner, define, number, users)
+            done |= _try(groups, define, number, users)
     return done
 
 
-def _chain(planner: Planner, define: Define, number: int) -> list[Define]:
+def _chain(groups: PricedGroups, define: Define, number: int) -> list[Define]:
     """The define and what it is made of inside its group, as far as nothing of it is stored or reduced."""
-    graph = planner.graph
+    graph = groups.graph
     own = {d.buffer: d for d in graph.members[number]}
     stored = {d.buffer for d in graph.stored(graph.members[number], frozenset((number,)))}
     chain, stack = {define}, [define]
@@ -55,23 +51,23 @@ def _chain(planner: Planner, define: Define, number: int) -> list[Define]:
     return sorted(chain, key=graph.order)
 
 
-def _try(planner: Planner, define: Define, number: int, users: list[int]) -> bool:
-    graph = planner.graph
-    chain = _chain(planner, define, number)
-    before = [planner.cost(n) for n in (number, *users)]
-    crowded = any(len(graph.members[u]) + len(chain) > planner.most_members(number, u) for u in users)
+def _try(groups: PricedGroups, define: Define, number: int, users: list[int]) -> bool:
+    graph = groups.graph
+    chain = _chain(groups, define, number)
+    before = [groups.cost(n) for n in (number, *users)]
+    crowded = any(len(graph.members[u]) + len(chain) > groups.most_members(number, u) for u in users)
     if crowded or any(c is None for c in before):
         return False
     reader = graph.members[users[0]][-1].origin.node
-    if (moved := _most_saved(planner, define, number, chain, users)) is not None and moved <= 0:
+    if (moved := _most_saved(groups, define, number, chain, users)) is not None and moved <= 0:
         reason = f"computed again in {len(users)} kernels: {-moved} bytes more"
-        planner.decisions.append(Decision(define.origin.node, reader, "recompute", False, reason, 0.0, moved))
+        groups.decisions.append(Decision(define.origin.node, reader, "recompute", False, reason, 0.0, moved))
         return False
     undo_members = {u: graph.members[u] for u in users}
     touched = {b for d in chain for b in (d.buffer, *graph.reads[d])}
     undo_consumers = {b: set(graph.consumers.get(b, ())) for b in touched}
-    _absorb(planner, define, chain, users)
-    after = [planner.price(graph.members[n], frozenset((n,))).cost for n in (number, *users)]
+    _absorb(groups, define, chain, users)
+    after = [groups.price(graph.members[n], frozenset((n,))).cost for n in (number, *users)]
     gain, moved = 0.0, 0
     for old, new in zip(before, after, strict=True):
         if old is not None and new is not None:
@@ -85,14 +81,14 @@ def _try(planner: Planner, define: Define, number: int, users: list[int]) -> boo
             if accepted
             else f"recomputing would cost {-gain:.1f} us"
         )
-        planner.decisions.append(Decision(define.origin.node, reader, "recompute", accepted, reason, gain, moved))
+        groups.decisions.append(Decision(define.origin.node, reader, "recompute", accepted, reason, gain, moved))
     if not accepted:
         graph.members.update(undo_members)
         graph.consumers.update(undo_consumers)
         return False
     for n, cost in zip((number, *users), after, strict=True):
         assert cost is not None
-        planner.costs[n] = cost
+        groups.costs[n] = cost
     for u in users:
         graph.renew_edges(u)
     if not graph.stored(graph.members[number], frozenset((number,))):
@@ -100,9 +96,9 @@ def _try(planner: Planner, define: Define, number: int, users: list[int]) -> boo
     return True
 
 
-def _most_saved(planner: Planner, define: Define, number: int, chain: list[Define], users: list[int]) -> int | None:
+def _most_saved(groups: PricedGroups, define: Define, number: int, chain: list[Define], users: list[int]) -> int | None:
     """How many bytes fewer could travel at most; None where the group that has the value now would disappear."""
-    graph = planner.graph
+    graph = groups.graph
     members, made = graph.members[number], {d.buffer for d in chain}
     if graph.stored(members, frozenset((number,))) == [define]:
         return None
@@ -123,9 +119,9 @@ def _bytes(defines: list[Define], buffer: Buffer) -> int:
     return loads_bytes(e for e in loads if e.buffer is buffer)
 
 
-def _absorb(planner: Planner, define: Define, chain: list[Define], users: list[int]) -> None:
+def _absorb(groups: PricedGroups, define: Define, chain: list[Define], users: list[int]) -> None:
     """The readers compute the chain themselves: they read what it reads, and no longer its result."""
-    graph = planner.graph
+    graph = groups.graph
     made: set[Buffer] = {d.buffer for d in chain}
     graph.consumers[define.buffer].difference_update(users)
     for u in users:

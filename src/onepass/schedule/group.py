@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from ..analysis.access import numel
@@ -17,11 +17,10 @@ from ..analysis.price import price
 from ..errors import VerifyError
 from ..ir.choice import AS_RULED, FIRST, Adjustment, Choice
 from ..ir.kernel import ScheduledGroup
-from ..ir.plan import Group, Store
+from ..ir.plan import Chosen, Group, Store
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
-from ..ir.time import Time, total_us
 from .complete import completed
 from .product_kernels import schedule_products
 from .product_schedules import candidates, scheduled
@@ -88,18 +87,6 @@ def _others(contractions: Sequence[Contraction]) -> list[int]:
     """For each of them the elements of the other results."""
     sizes = [numel(c.nest.stores[0].domain) for c in contractions]
     return [sum(sizes) - size for size in sizes]
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """How the fastest kernel of stores runs, and the times of its launches."""
-
-    schedule: Schedule
-    times: tuple[Time, ...]
-
-    @property
-    def time_us(self) -> float:
-        return total_us(self.times)
 
 
 def choose(stores: Iterable[Store], target: Target, bound_us: float, neighbours: bool = False) -> Chosen | Refusal:

@@ -1,0 +1,214 @@
+"""What the first tier of planning knows: what is decided on a program's matrix products so far, and what a region of
+operations around some of them takes, as one kernel and without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from ..analysis.access import numel, storage_bytes
+from ..analysis.answers import Answer
+from ..analysis.contraction import Contraction, contract
+from ..analysis.inline import Inliner, Memo, loaded, reductions
+from ..analysis.library_price import multiply_rate, product_us
+from ..analysis.nest import Refusal, opened
+from ..analysis.operands import operands, uncast
+from ..analysis.passes import passes, visited
+from ..analysis.price import MATRIX_ROWS
+from ..ir.expr import Load, postorder
+from ..ir.limits import OPERANDS, PRODUCTS
+from ..ir.plan import Chosen, Decision, Store
+from ..ir.program import Buffer, Define, Extern, Program
+from .close_calls import CloseCalls, Judge, Times
+from .parts import Parts
+from .reading import Reading
+from .regions import Region, Regions
+from .setting import Setting
+
+BETWEEN = "another step lies between its operations"
+T = TypeVar("T")
+
+
+class Chooser(Reading):
+    """One pass over a program's products."""
+
+    def __init__(self, program: Program, setting: Setting, judge: Judge | None = None) -> None:
+        """`judge` measures close calls."""
+        self.setting, self.target, self.limits = setting, setting.target, setting.limits
+        self.close_calls, self.parts, self.memo = CloseCalls(judge, setting.limits.doubted), Parts(program), Memo()
+        # Attention may be the library's, which rounds where it likes.
+        self.offers = setting.options.precision == "fused" and setting.target.attention
+        self.decisions: list[Decision] = []
+        self.products = [s for s in program.externs() if self._takes(s)]
+        super().__init__(program, self.products)
+        self.taken: set[Define] = set()
+        self.regions: list[Region] = []
+
+    def _takes(self, extern: Extern) -> bool:
+        """Whether an extern is a product of matrices that the chip's matrix units take."""
+        if extern.contraction is None:
+            return False
+        if self.limits.given_up([extern.contraction]) >= PRODUCTS:
+            node = extern.origin.node
+            self.decisions.append(Decision(node, node, "product", False, "every kernel that was tried spilled"))
+            return False
+        sides = [s for r in reductions([extern.contraction.value]) for s in r.inputs[0].children]
+        missing = {d for s in sides if (d := uncast(s).dtype).bytes == 1} - {*self.target.byte_products}
+        if missing:
+            node, reason = extern.origin.node, f"no matrix unit takes {next(iter(missing)).value} there"
+            self.decisions.append(Decision(node, node, "product", False, reason))
+        return not missing
+
+    def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...] = ()) -> Decision:
+        """The decision on a region as measuring has it, if it is close. `apart`: the kernels without this region."""
+
+        def question() -> tuple[Regions, Regions]:
+            wanted = [d.buffer for d in self.stored(region.members)]
+            given = {*self.stored((*region.members, *region.again))} & {*region.again}
+            return self.parts.both_ways(region, apart, wanted, given)
+
+        return self.close_calls.settle(decision, times, question)
+
+    def answer(self, region: Region, decision: Decision) -> bool:
+        """Keep a decision on a region; one that is accepted is a kernel."""
+        stored = self.stored(region.members)
+        moved = 2 * sum(storage_bytes(d.buffer) for d in region.members if d not in stored)
+        self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
+        if decision.accepted:
+            self.taken.update(region.members)
+            self.links.join(region.members, region.again)
+            self.elsewhere |= {b for d in region.again for b in loaded(d.value)} - {d.buffer for d in region.again}
+            self.forget_unread(region.members, region.again)
+            self.regions.append(region)
+        return decision.accepted
+
+    def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
+        """A region as one nest of products, or the nest of an equal one."""
+        return Refusal(BETWEEN) if self.links.is_cyclic(members, again) else self.nest(members, again).value
+
+    def nest(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Answer[Contraction | Refusal]:
+        """The same, and which buffers of it are those of this region."""
+        return self.ask("nest", members, again, contract)
+
+    def ask(
+        self,
+        about: Hashable,
+        members: tuple[Define, ...],
+        again: tuple[Define, ...],
+        answer: Callable[[list[Store]], T],
+    ) -> Answer[T]:
+        """What is found of the stores of a region, or was found of those of an equal one."""
+        stored, inside = self.stored(members), (*members, *again)
+
+        def stores() -> list[Store]:
+            inliner = Inliner({d.buffer: d for d in inside}, (d.buffer for d in stored), self.memo)
+            return [Store(d.buffer, d.dimensions, inliner.value(d.buffer)) for d in stored]
+
+        products = tuple(d.buffer in self.product_of for d in members)
+        return self.setting.answers.ask((about, products), inside, {*stored}, lambda: answer(stores()))
+
+    def done_anyway(self, members: tuple[Define, ...], kind: str) -> float:
+        """Of the time without a kernel of the product: what the kernels that read its results do in passing."""
+        own, ends = set(members), self.stored(members)
+        outside = {d: self.readers_of(d) - own for d in ends}
+        passed = [d for d in ends if any(r.buffer not in self.product_of for r in outside[d])]
+        if kind != "product" or not passed or all(d.buffer in self.product_of for d in ends):
+            return 0.0
+        moved = 0
+        for d in passed:
+            read = any(r.buffer in self.product_of for r in outside[d])
+            wanted = d.buffer in self.elsewhere or d.buffer in self.product_of or read
+            moved += storage_bytes(d.buffer) * (1 if wanted else 2)  # not read by it, and not even written
+        return self.target.launch_us + moved / self.target.memory_bytes_per_us
+
+    def again(self, members: Iterable[Define], operands: bool = True) -> tuple[Define, ...]:
+        """Cheap point-wise values that the members read: computed again here, back to what must be read.
+
+        An operand that is not computed again is at least widened and repeated here; none is without `operands`.
+        """
+        own = set(members)
+        found: dict[Define, None] = {}
+        computes = operands and self.given_up(members) < OPERANDS
+        for d, reader in {s: m for m in members for s in self.sources(m)}.items():
+            made = d in own or (d in self.taken and bool(self.memory(d)))  # by another kernel, beside its products
+            if made or not self.is_point_wise(d):
+                continue
+            operand = self.is_operand(d, own) and bool(self.memory(d))
+            wanted = (computes or not operand) and (self.is_cheap(d) or self.is_unpacked_once(d, reader))
+            again = self.chain(d) if wanted else self.moves(d) if operand else ()
+            found |= dict.fromkeys(c for c in again if c not in own)
+        return tuple(sorted(found, key=self.order.__getitem__))
+
+    def ways_again(self, members: tuple[Define, ...]) -> Iterable[tuple[Define, ...]]:
+        """What members compute again: all that is cheap; nothing that many positions share; no operands, which only
+        grow; of the rest positions alone."""
+        cheap, others = self.again(members), self.again(members, operands=False)
+        moved = {c for d in cheap if self.is_operand(d, {*members}) for c in self.moves(d)}
+        positions = tuple(d for d in cheap if d in moved or not self.memory(d))
+        return dict.fromkeys((cheap, self.without_shared(cheap, members), others, positions))
+
+    def given_up(self, members: Iterable[Define]) -> int:
+        """What a kernel of some products must do without (`Limits`)."""
+        return self.limits.given_up(d for d in members if d.buffer in self.product_of)
+
+    def kernel(
+        self,
+        found: Sequence[Contraction],
+        members: tuple[Define, ...],
+        again: tuple[Define, ...],
+        limit_us: float = math.inf,
+    ) -> Chosen:
+        """The fastest kernels of a region: how the first runs, and the time of each launch."""
+        about = "kernel", len(found), bool(found[0].entering)
+        return self.ask(
+            about, members, again, lambda _: self.setting.choose_products(found, self.target, limit_us)
+        ).value
+
+    def kernel_us(self, defines: tuple[Define, ...]) -> float:
+        """Predicted time of one kernel without products; without end where there is none."""
+        chosen = self.ask(
+            "kernel", defines, (), lambda stores: self.setting.choose(stores, self.target, 0.0, False)
+        ).value
+        return math.inf if isinstance(chosen, Refusal) else chosen.time_us
+
+    def bound(self, c: Contraction) -> float:
+        """A time that no kernel of the contraction beats: its bytes, and products of the tiles that masks leave."""
+        values = opened(c.nest)
+        products = 0.0
+        for r in reductions(values):
+            if (sides := operands(r)) is not None:
+                products += numel((*r.axes, *r.over)) / multiply_rate(sides[0].dtype, self.target)
+        buffers = {e.buffer for e in postorder(values) if isinstance(e, Load)} | {s.buffer for s in c.nest.stores}
+        memory = sum(map(storage_bytes, buffers)) / self.target.memory_bytes_per_us
+        again = len(passes(c)) if c.reduces_columns and not c.held else 1
+        return self.target.launch_us + max(
+            again * products * visited(c, MATRIX_ROWS) / self.target.rates.matrix, memory
+        )
+
+    def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
+        """Predicted time with the products by the library and one kernel for all that lies between two of them."""
+        total, stored = 0.0, set(self.stored(members))
+        own = {*members, *again}
+        chained = any(s in members for d in members if d.buffer in self.product_of for s in self.sources(d))
+        seen: set[Buffer] = set()  # products that the one kernel behind them reads
+        for d in again:  # what only these products read would have to be stored for them
+            read = any(r in members and r.buffer in self.product_of for r in self.readers[d.buffer])
+            if read and d.buffer not in self.elsewhere and set(self.readers[d.buffer]) <= own:
+                made_of = self.chain(d)
+                total += self.kernel_us(tuple(c for c in again if c in made_of))
+        for d in members:
+            if d.buffer in self.product_of:
+                total += product_us(d, self.target)
+                continue
+            # Where it reads a product it has to read it from memory, and write for the next one.
+            first = not seen
+            made = sum(storage_bytes(b) for b in loaded(d.value) if b in self.product_of and b not in seen)
+            seen |= set() if chained else {b for b in loaded(d.value) if b in self.product_of}
+            read_by_product = any(r.buffer in self.product_of for r in self.readers.get(d.buffer, []))
+            written = storage_bytes(d.buffer) if read_by_product or d in stored else 0
+            if made and first:
+                total += self.target.launch_us
+            total += (made + written) / self.target.memory_bytes_per_us
+        return total

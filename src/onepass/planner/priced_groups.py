@@ -1,0 +1,143 @@
+"""The groups of one planning run as they are merged: which could be one kernel, and what each takes.
+
+One legality function; a bound on the time for what is only considered, the price of a built kernel for what is tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..analysis.legality import analyse, bare
+from ..analysis.nest import Refusal
+from ..ir.expr import Const, Expr, Index, Load, Pointwise, postorder
+from ..ir.ops import OPS
+from ..ir.plan import Store
+from ..ir.poly import in_range
+from ..ir.program import Define
+from ..ir.target import Target
+from .cost import Cost, nest_cost
+from .groups import GroupGraph
+from .regions import Regions
+from .setting import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to 'could these be one kernel?' The time of its cost is a bound that no kernel beats."""
+
+    cost: Cost | None
+    reason: str
+
+
+class PricedGroups:
+    """The groups of a program whose matrix products are decided on."""
+
+    def __init__(self, regions: Regions, setting: Setting) -> None:
+        self.program, self.regions = regions.program, regions
+        self.setting, self.target = setting, setting.target
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing is merged but the regions."""
+        self.graph = GroupGraph(self.program)
+        self.locked = {self.graph.join(r.members, r.again): r for r in self.regions.regions}  # nothing joins them later
+        self.costs: dict[int, Cost] = {}
+        self.decisions = list(self.regions.decisions)
+
+    def consider(self, members: list[Define], group: frozenset[int]) -> Verdict:
+        """The one legality function: nest, buffers, size."""
+        target = self.setting.limits.narrowed(self.target, members)
+        stored = {*self.graph.stored(members, group)}
+        answer = self.setting.answers.ask(
+            target, members, stored, lambda: self._verdict(self.graph.stores(members, group), target)
+        )
+        return answer.value
+
+    def _verdict(self, stores: tuple[Store, ...], target: Target) -> Verdict:
+        if not stores:
+            return Verdict(Cost(0, 0, 0.0, 0, 0, 0, 0, 0.0), "nothing is stored")
+        devices = {s.buffer.device for s in stores}
+        if len(devices) > 1:
+            return Verdict(None, f"on different devices: {', '.join(sorted(devices))}")
+        if (bad := masked_failure([s.value for s in stores])) is not None:
+            return Verdict(None, bad)
+        nest = bare(stores) if target.warp else analyse(stores, target)
+        if isinstance(nest, Refusal):
+            return Verdict(None, nest.reason)
+        cost = nest_cost(nest, target)
+        if cost.buffers > self.target.buffers_per_kernel:
+            return Verdict(None, f"{cost.buffers} buffers, limit {self.target.buffers_per_kernel}")
+        if cost.live > self.target.live_values:
+            return Verdict(None, f"{cost.live} values alive at once, limit {self.target.live_values}")
+        if cost.nodes > self.target.operations_per_kernel:
+            return Verdict(None, f"{cost.nodes} operations, limit {self.target.operations_per_kernel}")
+        return Verdict(cost, "")
+
+    def price(self, members: list[Define], group: frozenset[int]) -> Verdict:
+        """The same with the time of the kernel that would run."""
+        verdict = self.consider(members, group)
+        if verdict.cost is None or not verdict.cost.launches:
+            return verdict
+        bound, target = verdict.cost, self.setting.limits.narrowed(self.target, members)
+        stored = {*self.graph.stored(members, group)}
+        chosen = self.setting.answers.ask(
+            ("price", target),
+            members,
+            stored,
+            lambda: self.setting.choose(self.graph.stores(members, group), target, bound.time_us, False),
+        ).value
+        if isinstance(chosen, Refusal):
+            return Verdict(None, chosen.reason)
+        time_us = chosen.time_us + (0.0 if self.target.warp else bound.time_us)
+        return Verdict(replace(bound, time_us=time_us, launches=len(chosen.times), schedule=chosen.schedule), "")
+
+    def cost(self, number: int) -> Cost | None:
+        """What a group takes as it is now."""
+        if number not in self.costs:
+            verdict = self.price(self.graph.members[number], frozenset((number,)))
+            if verdict.cost is None:
+                return None
+            self.costs[number] = verdict.cost
+        return self.costs[number]
+
+    def most_members(self, *numbers: int) -> int:
+        """How many operations a kernel of these groups may have."""
+        return self.setting.limits.most_members((d for n in numbers for d in self.graph.members[n]), self.target)
+
+
+def masked_failure(values: list[Expr]) -> str | None:
+    """A value that may raise must not be computed where its reader would not look."""
+    nodes = list(postorder(values))
+    if not any(isinstance(e, Load) and _is_masked(e) for e in nodes):
+        return None
+    failing = [e for e in nodes if isinstance(e, Pointwise) and OPS[e.op].integer_raises and not e.dtype.is_float]
+    return None if all(_is_inside_when_masked(e) for e in failing) else "it may raise outside its region"
+
+
+def _is_masked(load: Load) -> bool:
+    """Whether it may be asked for a position that the buffer does not have; it is 0 there."""
+    return not all(in_range(p, s) or p.indirects() for p, s in zip(load.index, load.buffer.shape, strict=True))
+
+
+def _is_inside_when_masked(e: Pointwise) -> bool:
+    """Whether an index is one of its dimension wherever what it is read from is masked."""
+    if e.op not in ("wrap_index", "check_index"):
+        return False
+    found, size = _when_masked(e.args[0]), e.args[1]
+    most = size.poly.constant if isinstance(size, Index) else None
+    return found is not None and most is not None and all(0 <= value < most for value in found)
+
+
+def _when_masked(e: Expr) -> set[int] | None:
+    """The numbers a value may be where all that it reads is masked; None where they are not known."""
+    match e:
+        case Const(value=int() as number):
+            return {number}
+        case Load() if _is_masked(e):
+            return {0}
+        case Pointwise(op="where"):
+            sides = [_when_masked(a) for a in e.args[1:]]
+            return set().union(*(s for s in sides if s is not None)) if None not in sides else None
+        case Pointwise(op="cast") if e.dtype.is_integer and e.args[0].dtype.is_integer:
+            return _when_masked(e.args[0])
+    return None
