@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onepass.schedule import products
+from tests.checking import DEVICE
 from tests.contractions.judging import explained, make_library_slow
 
 Mask = Callable[..., Tensor]
@@ -86,7 +87,8 @@ def _every_sweep_asks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(mask: Mask, **settings: object) -> Callable[..., Tensor]:
-    options = {"target": "triton-interpret", "tune": "off", "cache": False, "strict": True}
+    options = {"tune": "off", "cache": False, "strict": True}
+    options |= {} if DEVICE == "cuda" else {"target": "triton-interpret"}
     torch._dynamo.reset()
     result: Callable[..., Tensor] = torch.compile(attention(mask), backend="onepass", options=options, **settings)
     return result

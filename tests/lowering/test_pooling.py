@@ -92,19 +92,27 @@ def layouts(shape: tuple[int, ...]) -> tuple[bool, ...]:
 
 
 EACH = [(name, last) for name, (_, shape) in CASES.items() for last in layouts(shape)]
+ON_CPU = pytest.mark.skipif(DEVICE != "cpu", reason="eager on a GPU pools no integers; plans do not run")
+
+
+def check_layout(name: str, last: bool, options: dict[str, Any]) -> None:
+    if last and name.startswith("mean") and DEVICE == "cuda":
+        pytest.skip(
+            "torch 2.11 on CUDA: the gradient of padded means in channels-last is that of means without padding"
+        )
+    function, shape = CASES[name]
+    check(function, numbers(*shape, last=last), options)
 
 
 @pytest.mark.parametrize(("name", "last"), EACH)
 def test_values_and_gradients_are_eagers(name: str, last: bool) -> None:
-    function, shape = CASES[name]
-    check(function, numbers(*shape, last=last), HERE)
+    check_layout(name, last, HERE)
 
 
 @pytest.mark.rotating
 @pytest.mark.parametrize(("name", "last"), EACH)
 def test_values_on_tiles_are_eagers(name: str, last: bool) -> None:
-    function, shape = CASES[name]
-    check(function, numbers(*shape, last=last), INTERPRETED)
+    check_layout(name, last, INTERPRETED)
 
 
 def test_maxima_on_tiles_are_eagers() -> None:
@@ -130,6 +138,7 @@ def test_of_several_nans_the_last_is_the_maximum_and_of_infinities_the_first(siz
     check(pool(F.max_pool2d, size, 2, size // 2, return_indices=True), x, HERE)
 
 
+@ON_CPU
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_integers(dtype: torch.dtype) -> None:
     x = torch.randint(0, 5, (2, 3, 7, 8), dtype=dtype)
@@ -137,6 +146,7 @@ def test_integers(dtype: torch.dtype) -> None:
     check(pool(F.max_pool2d, 3, 2, 1, return_indices=True), x, HERE, gradients=False)
 
 
+@ON_CPU
 def test_means_of_integers_are_rounded_to_zero() -> None:
     x = torch.randint(-9, 9, (2, 3, 7, 8))
     check(pool(F.avg_pool2d, 3, 2, 1, count_include_pad=False), x, HERE, gradients=False)
@@ -154,6 +164,7 @@ def test_nothing_is_left_to_eager(name: str) -> None:
     assert not found.externs
 
 
+@ON_CPU
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
 @pytest.mark.parametrize("last", [False, True])
 def test_neighbours_share_the_kernel(target: str, last: bool) -> None:
