@@ -15,7 +15,7 @@ from pathlib import Path
 
 from module_graph import cycles, modules_of
 
-CODE_LINES = 19577  # of all Python files, without blank lines, comments and docstrings; the aim is 15,000
+CODE_LINES = 19583  # of all Python files, without blank lines, comments and docstrings; the aim is 15,000
 FILE_LINES = 600
 FUNCTION_LINES = 60
 DOCSTRING_LINES = 12

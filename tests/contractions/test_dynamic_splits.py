@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onepass.backend import record_compilations
-from onepass.planner import contraction_rows, contractions
+from onepass.planner import chooser, contraction_rows, contractions
 from onepass.schedule import product_kernels as split
 from tests.checking import DEVICE
 from tests.chips import CHIPS
@@ -150,7 +150,7 @@ def test_dynamic_batch() -> None:
 def test_long_sums(dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split-K, whatever it costs on the chip."""
     monkeypatch.setattr(split, "PROGRAMS", 8)
-    monkeypatch.setattr(contractions, "product_us", lambda *_: math.inf)
+    monkeypatch.setattr(chooser, "product_us", lambda *_: math.inf)
 
     def function(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(a @ b + bias)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass.backend import record_compilations
-from onepass.planner import contractions
+from onepass.planner import chooser
 from onepass.schedule import product_kernels as split
 from tests.chips import CHIPS
 from tests.contractions.judging import FREE, explained, interpreted, judge, make_library_slow, products_left
@@ -154,7 +154,7 @@ def test_float32_without_a_matrix_unit_stays_with_the_library() -> None:
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("target", CHIPS)
 def test_builds(monkeypatch: pytest.MonkeyPatch, target: str, batch: int) -> None:
-    monkeypatch.setattr(contractions, "product_us", lambda *_: math.inf)  # the library is as fast here
+    monkeypatch.setattr(chooser, "product_us", lambda *_: math.inf)  # the library is as fast here
     with FakeTensorMode(), torch.no_grad():
         q, k, v = (torch.empty(batch, 32, n, 128, dtype=torch.bfloat16) for n in (1, 8192, 8192))
         e = onepass.explain(plain, q, k, v, target=target, options=FREE)

@@ -44,6 +44,7 @@ class Chooser(Reading):
         self.products = [s for s in program.externs() if self._takes(s)]
         super().__init__(program, self.products)
         self.taken: set[Define] = set()
+        self._bounds: dict[Contraction, float] = {}  # equal regions have one contraction
         self.regions: list[Region] = []
 
     def _takes(self, extern: Extern) -> bool:
@@ -175,6 +176,11 @@ class Chooser(Reading):
 
     def bound(self, c: Contraction) -> float:
         """A time that no kernel of the contraction beats: its bytes, and products of the tiles that masks leave."""
+        if c not in self._bounds:
+            self._bounds[c] = self._bound(c)
+        return self._bounds[c]
+
+    def _bound(self, c: Contraction) -> float:
         values = opened(c.nest)
         products = 0.0
         for r in reductions(values):

@@ -66,10 +66,9 @@ class Planner(PricedGroups):
                 continue
             (user,) = users
             number = self.graph.node_of[buffer]
-            reduces = any(reductions([d.value]) for d in self.graph.members[number])
-            if user not in self.graph.members or user == number or reduces:
+            if user not in self.graph.members or user == number or user in self.locked or number in self.locked:
                 continue
-            if user in self.locked or number in self.locked:
+            if any(reductions([d.value]) for d in self.graph.members[number]):
                 continue
             size = sizes.get(number, 1) + sizes.get(user, 1)
             if size > (limit := self.most_members(number, user)):
@@ -183,11 +182,13 @@ class Planner(PricedGroups):
             return False
         if (count := len(graph.members[a]) + len(graph.members[b])) > (limit := self.most_members(a, b)):
             return self._decide(a, b, kind, False, f"{count} operations in one kernel, limit {limit}", 0.0, 0)
-        before_a, before_b = self.cost(a), self.cost(b)
         members = sorted([*graph.members[a], *graph.members[b]], key=graph.order)
         verdict = self.consider(members, frozenset((a, b)))
+        if verdict.cost is None:
+            return self._decide(a, b, kind, False, verdict.reason, 0.0, 0)
+        before_a, before_b = self.cost(a), self.cost(b)
         apart_us = sum(c.time_us for c in (before_a, before_b) if c is not None)
-        if verdict.cost is not None and verdict.cost.time_us < apart_us:
+        if verdict.cost.time_us < apart_us:
             verdict = self.price(members, frozenset((a, b)))
         if verdict.cost is None or before_a is None or before_b is None:
             return self._decide(a, b, kind, False, verdict.reason or "one side cannot stand alone", 0.0, 0)
