@@ -15,7 +15,7 @@ from ..ir.program import Buffer, Define, Extern, Program, Update, contiguous_str
 from .access import estimate, numel
 from .inline import loaded
 
-SHARED = 4  # times as many positions of a reader as elements: the order of its own dimensions then counts more
+SHARED = 4  # positions of a reader for each element, from where on the order of the reader's dimensions decides
 
 
 def lay_out(program: Program) -> Program:

@@ -21,7 +21,7 @@ MOST_WORK = 16  # operations of a test
 def may_count(formula: Formula, rows: Axis, swept: Axis, over: Axis) -> Expr | None:
     """A condition on a column that holds wherever the formula holds for some row of a tile; None: it says nothing.
 
-    What rows have in common are reductions over `over`, which stands for `rows`.
+    The largest and smallest values of a tile's rows are reductions over the axis `over`, which stands for `rows`.
     """
     match formula:
         case Data(condition, holds):
