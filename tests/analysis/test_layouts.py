@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,44 @@ def test_values_of_the_size_of_their_reader_follow_it() -> None:
 def test_others_stay_as_they_are(function: Callable[..., Tensor]) -> None:
     before = lowered(function, torch.randn(8, 3, 7, 5), PLACES, TABLE)
     assert lay_out(before).statements == before.statements
+
+
+def channels_last(x: Tensor) -> Tensor:
+    y = torch.sin(x) * 2
+    return torch.sort(y.contiguous(memory_format=torch.channels_last), 0).values + y
+
+
+def returned(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The caller sees both."""
+    y = torch.sin(x) * 2
+    return y, y.contiguous(memory_format=torch.channels_last)
+
+
+X = torch.randn(2, 3, 5, 7)
+
+
+def test_a_value_is_stored_as_a_call_reads_it() -> None:
+    before = lowered(channels_last, X)
+    assert strides(before)["aten.clone.default"] == [105, 1, 21, 3]
+    after = strides(lay_out(before))
+    assert "aten.clone.default" not in after and after["aten.mul.Tensor"] == [105, 1, 21, 3]
+
+
+def test_a_value_that_the_caller_sees_stays_as_it_is() -> None:
+    before = lowered(returned, X)
+    assert lay_out(before).statements == before.statements
+
+
+@pytest.mark.parametrize("target", ["cpu", "triton-interpret"])
+@pytest.mark.parametrize("function", [channels_last, returned])
+def test_copied_values_are_those_of_eager(target: str, function: Callable[..., Any]) -> None:
+    compiled = torch.compile(function, backend="onepass", options={"target": target, "cache": False, "strict": True})
+    for x in (X, X[:1], X[:, :1], X[..., :1], X.contiguous(memory_format=torch.channels_last)):
+        torch._dynamo.reset()
+        ours, eagers = compiled(x), function(x)
+        torch.testing.assert_close(ours, eagers)
+        for a, b in zip(*(t if isinstance(t, tuple) else (t,) for t in (ours, eagers)), strict=True):
+            assert a.stride() == b.stride()
 
 
 @pytest.mark.parametrize("target", ["cpu", "triton-interpret"])

@@ -79,32 +79,39 @@ def calls(graph: torch.fx.Graph, target: Any) -> list[torch.fx.Node]:
     return list(graph.find_nodes(op="call_function", target=target))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_strides_are_eagers(name: str, training: bool) -> None:
+def test_values_and_strides_are_eagers(name: str, training: bool, dtype: torch.dtype) -> None:
     function, operands = CASES[name]
-    given = [x.detach().requires_grad_(training) for x in operands]
+    given = [x.detach().to(dtype).requires_grad_(training) for x in operands]
     ours = compile_direct(function, given, make_backend(GPU))
     wide = execute(function, [to_float64(x) for x in given], training)
     got, expected = execute(ours, fresh(given), training), execute(function, fresh(given), training)
-    compare(got, expected, wide)
+    if dtype is torch.float32:
+        compare(got, expected, wide)
+    for mine, true in zip((*got.outputs, *got.gradients), (*wide.outputs, *wide.gradients), strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=2**-5, atol=2**-5 if dtype is torch.bfloat16 else 1e-4)
     for mine, theirs in zip(got.outputs, expected.outputs, strict=True):
         assert strides_that_matter(mine) == strides_that_matter(theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
-def test_the_library_has_nothing_to_copy_or_add(name: str) -> None:
+def test_the_library_has_nothing_to_copy_or_add(name: str, dtype: torch.dtype) -> None:
+    """It computes with 16-bit numbers in channels-last, whatever it is given."""
     function, operands = CASES[name]
-    forward, backward = graphs(function, *(x.detach().requires_grad_() for x in operands))
+    forward, backward = graphs(function, *(x.detach().to(dtype).requires_grad_() for x in operands))
     (call,) = calls(forward, aten.convolution.default)
     assert call.args[2] is None
     (gradient,) = calls(backward, aten.convolution_backward.default)
     assert gradient.args[-1] == [True, True, False]
     if call.meta["val"].ndim < 4:
         return
-    is_last = any(x.ndim > 3 and x.stride(1) == 1 for x in operands)
+    is_last = dtype is torch.bfloat16 or any(x.ndim > 3 and x.stride(1) == 1 for x in operands)
     memory_format = LAST[call.meta["val"].ndim] if is_last else torch.contiguous_format
-    for node in (call, call.args[0], *gradient.args[:2]):
+    weights = (call.args[1], gradient.args[2]) if dtype is torch.bfloat16 and name != "2d, input last" else ()
+    for node in (call, call.args[0], *gradient.args[:2], *weights):
         assert node.meta["val"].is_contiguous(memory_format=memory_format)
 
 
@@ -150,3 +157,19 @@ def test_a_norm_a_convolution_and_a_sum_are_two_kernels() -> None:
         explained = onepass.explain(block, *(x.bfloat16() for x in operands), target="sm_90", options={"strict": True})
     (graph,) = explained.graphs
     assert len(graph.kernels) == 2 and len(graph.externs) == 1, str(explained)
+
+
+def test_what_lies_between_convolutions_is_in_their_format() -> None:
+    """The input is copied once; the first result is scaled and stored as the second convolution reads it."""
+
+    def block(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(F.conv2d(x, weight, padding=1) * scale)
+        return torch.relu(F.conv2d(y, weight, padding=1) * scale + y)
+
+    operands = numbers(4, 64, 16, 16), numbers(64, 64, 3, 3), numbers(64, 1, 1)
+    with unbuilt():
+        explained = onepass.explain(block, *(x.bfloat16() for x in operands), target="sm_90", options={"strict": True})
+    (graph,) = explained.graphs
+    one = 2 * 4 * 64 * 16 * 16
+    written = sorted(k.bytes_written for k in graph.kernels)
+    assert written == [2 * 64 * 64 * 9, one, one, one] and len(graph.externs) == 2, str(explained)

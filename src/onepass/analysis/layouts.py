@@ -21,9 +21,10 @@ SHARED = 4  # positions of a reader for each element, from where on the order of
 def lay_out(program: Program) -> Program:
     """The program with values that only definitions see laid out for those that read them.
 
-    Readers first: a value of the size of its reader follows it where its own strides are not those of its dimensions
+    A value that is copied into other strides has these itself. Readers first: a value of the size of its reader follows it where its own strides are not those of its dimensions
     (eager keeps the strides of a permuted operand); a smaller one follows where many positions share its elements.
     """
+    program = _as_copied(program, _seen(program))
     seen = _seen(program)
     orders: dict[Buffer, set[tuple[int, ...]]] = {}
     moved: dict[Buffer, Buffer] = {}
@@ -35,15 +36,38 @@ def lay_out(program: Program) -> Program:
         for e in postorder([d.value]):
             if isinstance(e, Load) and e.buffer not in seen and _follows(e.buffer, numel(d.axes)):
                 orders.setdefault(e.buffer, set()).add(_order(e, strides))
-    if not moved:
+    return _renamed(program, moved)
+
+
+def _as_copied(program: Program, seen: set[object]) -> Program:
+    """The program with values that only definitions see stored where they are first copied to, and without that copy.
+
+    Calls of the library see the copy: y = relu(x); convolution(y.contiguous(memory_format=torch.channels_last)).
+    """
+    own = {d.buffer for d in program.defines()} - seen
+    copied: dict[Buffer, Buffer] = {}
+    for d in program.defines():
+        if isinstance(d.value, Load) and d.buffer in seen and (source := d.value.buffer) in own:
+            index = tuple(a.poly() if a in d.axes else Poly.ZERO for a in d.dimensions)
+            alike = (source.dtype, source.shape, index) == (d.buffer.dtype, d.buffer.shape, d.value.index)
+            if alike and source.strides != d.buffer.strides:
+                copied.setdefault(source, d.buffer)
+    copies = set(copied.values())
+    kept = (s for s in program.statements if not isinstance(s, Define) or s.buffer not in copies)
+    return _renamed(replace(program, statements=tuple(kept)), copied)
+
+
+def _renamed(program: Program, names: Mapping[Buffer, Buffer]) -> Program:
+    """The program with other buffers in the place of some that only definitions see."""
+    if not names:
         return program
 
     def on_load(e: Expr) -> Expr | None:
-        return Load(moved[e.buffer], e.index) if isinstance(e, Load) and e.buffer in moved else None
+        return Load(names[e.buffer], e.index) if isinstance(e, Load) and e.buffer in names else None
 
     def changed(d: Define) -> Define:
-        value = d.value if moved.keys().isdisjoint(loaded(d.value)) else rewrite(d.value, on_load)
-        return replace(d, buffer=moved.get(d.buffer, d.buffer), value=value)
+        value = d.value if names.keys().isdisjoint(loaded(d.value)) else rewrite(d.value, on_load)
+        return replace(d, buffer=names.get(d.buffer, d.buffer), value=value)
 
     return replace(program, statements=tuple(changed(s) if isinstance(s, Define) else s for s in program.statements))
 
