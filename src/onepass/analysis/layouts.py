@@ -21,8 +21,9 @@ SHARED = 4  # positions of a reader for each element, from where on the order of
 def lay_out(program: Program) -> Program:
     """The program with values that only definitions see laid out for those that read them.
 
-    A value that is copied into other strides has these itself. Readers first: a value of the size of its reader follows it where its own strides are not those of its dimensions
-    (eager keeps the strides of a permuted operand); a smaller one follows where many positions share its elements.
+    A value that is copied into other strides has these itself. Readers first: a value of the size of its reader
+    follows it where its own strides are not those of its dimensions (eager keeps the strides of a permuted operand);
+    a smaller one follows where many positions share its elements.
     """
     program = _as_copied(program, _seen(program))
     seen = _seen(program)
