@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental import _config as shape_config
 
 from .autograd.partition import SAVED_BYTES, partition
+from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
 from .ir.options import Options
@@ -85,6 +86,53 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
     return compiled.call
 
 
+def _for_each_set(graph: GraphModule, tangents: list[int], options: Options) -> Callable[[list[Any]], Any]:
+    """A backward graph of several tangents, compiled when it is known which of them are given."""
+    compiled: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
+    lock = threading.Lock()
+
+    def compiled_without(missing: tuple[int, ...]) -> Callable[[list[Any]], Any]:
+        with lock:
+            if missing not in compiled:
+                part = without_tangents(graph, missing) if missing else graph
+                compiled[missing] = _compile(part, options, "backward")
+            return compiled[missing]
+
+    def call(args: list[Any]) -> Any:
+        missing = tuple(k for k in tangents if args[k] is None)
+        for k in reversed(missing):
+            del args[k]
+        return (compiled.get(missing) or compiled_without(missing))(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _with_undefined(compiled: Callable[..., Any], mark: object) -> Callable[..., Any]:
+    """The same function; backward is given None, not zeros, for results that nobody differentiates.
+
+    `mark`: what the forward function is marked with; torch wraps it in functions that have its attributes.
+    """
+
+    def call(*args: Any) -> Any:
+        results = compiled(*args)
+        for result in results:
+            node = getattr(result, "grad_fn", None)
+            forward = getattr(getattr(type(node), "_forward_cls", None), "compiled_fw", None)
+            if getattr(forward, "onepass", None) is mark:
+                node.set_materialize_grads(False)
+                break
+        return results
+
+    return call
+
+
+class _Made(threading.local):
+    """What is made while a graph is compiled on this thread. `mark`: of a forward with several tangents in backward."""
+
+    mark: object = None
+
+
 def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[[list[Any]], Any]:
     reason = str(error) if isinstance(error, OnepassError) else f"{type(error).__name__}: {error}"
     warnings.warn(f"onepass runs one graph as eager does: {reason}", FallbackWarning, stacklevel=2)
@@ -96,15 +144,27 @@ def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[
 def make_backend(options: dict[str, Any] | None = None) -> Backend:
     """A dynamo backend with these options; unknown names and bad values raise here."""
     chosen = Options.make(options)
+    made = _Made()
 
-    def compiler(direction: str) -> Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
-        return lambda graph, _inputs: _compile(graph, chosen, direction)
+    def forward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        call = _compile(graph, chosen, "forward")
+        call.onepass = made.mark  # type: ignore[attr-defined]
+        return call
+
+    def backward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        tangents = tangents_of(graph)
+        return _for_each_set(graph, tangents, chosen) if len(tangents) > 1 else _compile(graph, chosen, "backward")
+
+    def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        forward, backward = partition(joint, inputs, **kwargs)
+        made.mark = object() if len(tangents_of(backward)) > 1 else None
+        return forward, backward
 
     inner = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        partition_fn=partition,
+        fw_compiler=forward_compiler,
+        bw_compiler=backward_compiler,
+        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference"),
+        partition_fn=parted,
         decompositions=decomposition_table(chosen.target),
         keep_inference_input_mutations=True,
     )
@@ -117,9 +177,10 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
         if chosen.fuse and multiplies:
             drop_full_masks(graph)
+        made.mark = None
         with MaskedAttentionWrittenOut() if chosen.fuse and multiplies else nullcontext():
             compiled: Callable[..., Any] = inner(graph, example_inputs)
-        return compiled
+        return compiled if made.mark is None else _with_undefined(compiled, made.mark)
 
     return backend
 

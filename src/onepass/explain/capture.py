@@ -93,8 +93,9 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def run_backward(result: Any) -> None:
-    """Backward of the sum of all float outputs. Nothing accumulates into `.grad`."""
+    """Backward of the losses, or of all results where no result is a number. Nothing accumulates into `.grad`."""
     outputs = [t for t in _tensors_of(result) if t.requires_grad]
+    outputs = [t for t in outputs if t.ndim == 0] or outputs
     if leaves := _leaves(outputs):
         torch.autograd.grad(outputs, leaves, [torch.ones_like(t) for t in outputs], allow_unused=True)
 

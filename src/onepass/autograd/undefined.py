@@ -1,0 +1,100 @@
+"""Backward where nobody differentiates some of the results: their tangents are not tensors of zeros, they are nothing.
+
+A language model returns its loss and its logits; `loss.backward()` leaves the logits' tangent out. What is linear in
+nothing is nothing, a sum with nothing is its other term, and everything else gets zeros, written in the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..ir.callables import operators
+
+aten = torch.ops.aten
+# Each result is linear in every operand: nothing if one of them is.
+_LINEAR = operators(
+    "mul.Tensor/Scalar mm bmm neg clone _to_copy alias detach view _unsafe_view reshape permute t transpose.int expand"
+    " unsqueeze squeeze.default/dim/dims select.int slice.Tensor sum.default/dim_IntList mean.default/dim"
+    " constant_pad_nd split.Tensor split_with_sizes unbind.int div.Scalar diagonal flip roll tril triu index.Tensor"
+    " index_select gather cumsum"
+)
+_SUMS = operators("add.Tensor sub.Tensor")
+_ALL = operators("cat stack")  # nothing if all operands are
+
+
+def tangents_of(backward: GraphModule) -> list[int]:
+    """Positions of the tangents among the inputs of a backward graph; none where one has sizes known at run time."""
+    inputs = backward.graph.find_nodes(op="placeholder")
+    found = [k for k, p in enumerate(inputs) if "tangents" in str(p.target)]
+    values = [inputs[k].meta.get("val") for k in found]
+    are_known = all(type(n) is int for x in values if isinstance(x, torch.Tensor) for n in x.shape)
+    return found if are_known else []
+
+
+def without_tangents(backward: GraphModule, missing: Collection[int]) -> GraphModule:
+    """The graph of the other inputs, where those at these positions are undefined; gradients may be, too."""
+    graph = Graph()
+    closing = graph.output(graph.graph_copy(backward.graph, {}))
+    closing.meta = dict(backward.graph.output_node().meta)
+    inputs = graph.find_nodes(op="placeholder")
+    undefined = {inputs[k] for k in missing}
+    for node in list(graph.nodes)[:-1]:
+        if node in undefined or not (found := undefined.intersection(node.all_input_nodes)):
+            continue
+        if _is_nothing(node, undefined):
+            undefined.add(node)
+        elif (term := _other_term(node, undefined)) is not None:
+            node.replace_all_uses_with(term)
+        else:
+            for operand in found:
+                node.replace_input_with(operand, _zeros(graph, node, operand))
+    closing.args = torch.fx.node.map_arg(closing.args, lambda n: None if n in undefined else n)
+    for node in reversed(graph.nodes):
+        if node in undefined or (node.op == "call_function" and not node.users and not node.is_impure()):
+            graph.erase_node(node)
+    made = GraphModule(backward, graph)
+    made.meta.update(backward.meta)
+    return made
+
+
+def _is_nothing(node: Node, undefined: set[Node]) -> bool:
+    first, *rest = node.args
+    if node.target in _LINEAR or (node.target in _ALL and undefined.issuperset(node.all_input_nodes)):
+        return True
+    if node.target in _SUMS:
+        return first in undefined and rest[0] in undefined
+    return first in undefined and (node.target in (operator.getitem, aten.div.Tensor) or _is_derivative(node.target))
+
+
+def _is_derivative(target: Any) -> bool:
+    """A derivative is linear in what torch calls its gradient."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and "backward" in schema.name and schema.arguments[0].name.startswith("grad")
+
+
+def _other_term(node: Node, undefined: set[Node]) -> Node | None:
+    """What a sum with nothing is, where that is a tensor of the same kind."""
+    if node.target not in _SUMS:
+        return None
+    first, second = node.args[:2]
+    if second not in undefined:
+        first = None if node.target is aten.sub.Tensor or node.kwargs else second
+    if not isinstance(first, Node):
+        return None
+    mine, terms = node.meta["val"], first.meta["val"]
+    alike = (mine.dtype, mine.shape, mine.stride()) == (terms.dtype, terms.shape, terms.stride())
+    return first if alike else None
+
+
+def _zeros(graph: Graph, reader: Node, operand: Node) -> Node:
+    value = operand.meta["val"]
+    with graph.inserting_before(reader):
+        options = {"dtype": value.dtype, "device": value.device}
+        node = graph.call_function(aten.full.default, (list(value.shape), 0), options)
+    node.meta = dict(operand.meta)
+    return node

@@ -1,0 +1,124 @@
+"""Results that nobody differentiates: backward is what eager's is without them, None where eager gives None."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import onepass
+from onepass.backend import record_compilations
+
+from ..checking import DEVICE
+from ..unbuilt import unbuilt
+
+OPTIONS = {"cache": False, "strict": True}
+Results = tuple[Tensor, ...]
+
+
+def head(x: Tensor, w: Tensor, b: Tensor) -> Results:
+    """A loss and what it is made of, the bias in one part alone."""
+    hidden = torch.tanh(x @ w)
+    scores = hidden * b
+    return scores.float().square().mean(), scores, hidden
+
+
+def views(x: Tensor, w: Tensor, b: Tensor) -> Results:
+    y = (x @ w).view(2, -1, w.shape[1]).permute(1, 0, 2)
+    parts = torch.cat([y[:, 0], y[:, 1] + b]), y.sum((0, 1)), y[:1].expand(3, 2, -1)
+    return torch.stack(parts[1:2]).sum(), *parts
+
+
+def residual(x: Tensor, w: Tensor, b: Tensor) -> Results:
+    """Sums with nothing on either side, and a difference."""
+    h = x @ w + b
+    y = h + F.silu(h)
+    return (y - h).square().sum(), h, y, h.clone()
+
+
+def attention(x: Tensor, w: Tensor, b: Tensor) -> Results:
+    q = (x @ w + b).view(1, 2, -1, 8)
+    return (o := F.scaled_dot_product_attention(q, q, q)).amax(), o, torch.where(q > 0, o, q)
+
+
+def convolved(x: Tensor, w: Tensor, b: Tensor) -> Results:
+    y = (x @ w)[None]
+    return F.avg_pool1d(y, 2).sum(), F.conv1d(y.mT, torch.diag(b)[:, :, None]), y * 2
+
+
+def operands() -> list[Tensor]:
+    made = torch.Generator(DEVICE).manual_seed(3)
+    return [torch.randn(*s, generator=made, device=DEVICE).requires_grad_() for s in ((32, 24), (24, 16), (16,))]
+
+
+def gradients(function: Callable[..., Results], kept: tuple[int, ...], xs: list[Tensor]) -> list[Tensor | None]:
+    found = function(*xs)
+    total = sum((found[k] * (k + 2)).sum() for k in kept)
+    return list(torch.autograd.grad(total, xs, allow_unused=True))
+
+
+@pytest.mark.parametrize("function", [head, views, residual, attention, convolved])
+def test_gradients_are_eagers_for_every_set_of_results(function: Callable[..., Results]) -> None:
+    torch._dynamo.reset()
+    xs, run = operands(), torch.compile(function, backend="onepass", options=OPTIONS)
+    for count in (1, 2, 3):
+        for kept in itertools.combinations(range(3), count):
+            for mine, eagers in zip(gradients(run, kept, xs), gradients(function, kept, xs), strict=True):
+                assert (mine is None) == (eagers is None)
+                if mine is not None:
+                    torch.testing.assert_close(mine, eagers, rtol=1e-4, atol=1e-4)
+
+
+def test_each_set_is_compiled_once() -> None:
+    torch._dynamo.reset()
+    xs, run = operands(), torch.compile(head, backend="onepass", options=OPTIONS)
+    with record_compilations() as records:
+        for kept in ((0,), (0,), (0, 1), (2,), (0,), (0, 1)):
+            gradients(run, kept, xs)
+    assert [r.direction for r in records] == ["forward", "backward", "backward", "backward"]
+
+
+def test_sizes_known_at_run_time() -> None:
+    """Their tangents are tensors of zeros, as torch has it."""
+    torch._dynamo.reset()
+    run = torch.compile(head, backend="onepass", options=OPTIONS, dynamic=True)
+    for rows in (5, 9, 12):
+        xs = [operands()[0][:rows].detach().requires_grad_(), *operands()[1:]]
+        for mine, eagers in zip(gradients(run, (0,), xs), gradients(head, (0,), xs), strict=True):
+            assert mine is not None
+            torch.testing.assert_close(mine, torch.zeros_like(mine) if eagers is None else eagers, rtol=1e-4, atol=1e-4)
+
+
+def test_other_peoples_backward_still_gets_zeros() -> None:
+    """A result that another compiled function made, and that ours hands on."""
+    torch._dynamo.reset()
+
+    def first(x: Tensor) -> Results:
+        return x.sin(), x.cos()
+
+    theirs = torch.compile(first, backend="aot_eager")
+    ours = torch.compile(lambda a, b: (a * 2, b.exp(), a), backend="onepass", options=OPTIONS)
+    x = operands()[0]
+    (found,) = torch.autograd.grad(ours(*theirs(x))[0].sum(), x)
+    torch.testing.assert_close(found, 2 * x.cos())
+
+
+def test_a_loss_and_its_logits_read_no_zeros() -> None:
+    """Backward of a head reads the logits and writes their gradient, nothing else of that size."""
+    rows, columns = 512, 4096
+
+    def function(x: Tensor, w: Tensor, y: Tensor) -> tuple[Any, ...]:
+        logits = x @ w
+        return F.cross_entropy(logits.float(), y), logits
+
+    x, w = (torch.randn(*s, dtype=torch.bfloat16).requires_grad_() for s in ((rows, 64), (64, columns)))
+    with unbuilt():
+        explained = onepass.explain(function, x, w, torch.zeros(rows, dtype=torch.int64), target="sm_90")
+    backward = explained.graphs[-1]
+    moved = sum(k.bytes_read + k.bytes_written for k in backward.kernels)
+    assert moved < 1.1 * 2 * (2 * rows * columns), str(explained)
