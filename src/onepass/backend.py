@@ -29,7 +29,8 @@ from .ir.record import CompileRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
-from .lowering.masked_attention import MaskedAttentionWrittenOut, drop_full_masks
+from .lowering.known_masks import simplify_masks
+from .lowering.masked_attention import MaskedAttentionWrittenOut
 from .lowering.random import reset_streams
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
@@ -117,7 +118,7 @@ def _with_undefined(compiled: Callable[..., Any], mark: object) -> Callable[...,
     def call(*args: Any) -> Any:
         results = compiled(*args)
         for result in results:
-            node = getattr(result, "grad_fn", None)
+            node: Any = getattr(result, "grad_fn", None)
             forward = getattr(getattr(type(node), "_forward_cls", None), "compiled_fw", None)
             if getattr(forward, "onepass", None) is mark:
                 node.set_materialize_grads(False)
@@ -176,7 +177,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
             start_launcher()  # while graphs are traced
         multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
         if chosen.fuse and multiplies:
-            drop_full_masks(graph)
+            simplify_masks(graph)
         made.mark = None
         with MaskedAttentionWrittenOut() if chosen.fuse and multiplies else nullcontext():
             compiled: Callable[..., Any] = inner(graph, example_inputs)

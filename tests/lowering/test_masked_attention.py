@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.unbuilt import unbuilt
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
 
 import onepass
 from onepass.lowering import masked_attention
-from onepass.lowering.masked_attention import drop_full_masks
 
 INTERPRETED = {"target": "triton-interpret", "cache": False}
 
@@ -88,70 +84,6 @@ def test_what_backward_goes_through_is_left_alone() -> None:
     torch.testing.assert_close(
         *(torch.autograd.grad(out.float().sum(), q)[0] for out in (found, exact)), rtol=2e-2, atol=2e-2
     )
-
-
-def masks_left(mask_of: Callable[[Tensor], Tensor], dynamic: bool = False, grad: bool = True) -> int:
-    """How many calls of attention have a mask after `drop_full_masks`, for a mask made of positions."""
-    left: list[int] = []
-
-    def backend(graph: GraphModule, _: object) -> GraphModule:
-        drop_full_masks(graph)
-        calls = graph.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
-        left.append(sum(isinstance(n.kwargs.get("attn_mask"), Node) or len(n.args) > 3 for n in calls))
-        return graph
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = mask_of(torch.arange(q.shape[2]) + 0)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(2, -1, q.shape[2], k.shape[2]))
-
-    inputs = [t.requires_grad_(grad) for t in operands(dtype=torch.float32)]
-    torch._dynamo.reset()
-    found = torch.compile(attend, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
-    torch.testing.assert_close(found, attend(*inputs))
-    return left[0]
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_mask_that_is_true_everywhere_is_dropped(dynamic: bool) -> None:
-    assert masks_left(lambda p: p[None, None, :, None] >= 0, dynamic) == 0
-
-
-def overwritten(positions: Tensor) -> Tensor:
-    positions -= 5
-    return positions[None, None, :, None] >= 0
-
-
-def shifted(positions: Tensor) -> Tensor:
-    same = positions
-    positions <<= 63
-    return same[None, None, :, None] >= 0
-
-
-def doubled(positions: Tensor) -> Tensor:
-    """Until odd ones leave 64 bits."""
-    for _ in range(63):
-        positions = positions + positions
-    return positions[None, None, :, None] >= 0
-
-
-@pytest.mark.parametrize(
-    "mask_of",
-    [
-        shifted,
-        doubled,
-        lambda p: p[None, None, :, None] >= 1,
-        lambda p: (p - 3)[None, None, :, None] >= 0,
-        lambda p: p[None, None, None, :] <= p[None, None, :, None],
-        lambda p: (p[None, None, :, None] >= 0) & (p[None, None, None, :] >= 2),
-        overwritten,
-    ],
-)
-def test_a_mask_that_hides_something_stays(mask_of: Callable[[Tensor], Tensor]) -> None:
-    assert masks_left(mask_of) == 1
-
-
-def test_without_backward_the_mask_stays_for_our_own_kernel() -> None:
-    assert masks_left(lambda p: p[None, None, :, None] >= 0, grad=False) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

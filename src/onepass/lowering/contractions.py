@@ -7,16 +7,21 @@ the library would be given. The planner decides which of the two runs.
 from __future__ import annotations
 
 from functools import partial
+from operator import mul
 from typing import Any
+
+import torch
 
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Part, Reduce, pointwise
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from .context import Context
-from .registry import Rule, lowers
+from .reasons import why_library
+from .registry import Rule, Unsupported, lowers
 from .values import Ref, axis
 
+aten = torch.ops.aten
 CONTRACTIONS: dict[object, Rule] = {}
 # What sums of products of a type are kept in.
 _SUMS = {
@@ -33,13 +38,26 @@ def _sum_of_products(ctx: Context, left: Ref, right: Ref) -> Expr | None:
     inside = left.shape[-1]
     if left.dtype is not right.dtype or left.dtype not in _SUMS or inside.constant in (0, 1):
         return None
+    over = Axis("r0", inside)
+    sides = (pointwise("cast", side, dtype=_SUMS[left.dtype]) for side in _terms(left, right, over.poly()))
+    product = pointwise("mul", *sides)
+    return Part(Reduce("sum", (product,), (over,)), 0)
+
+
+def _terms(left: Ref, right: Ref, inside: Poly) -> tuple[Expr, Expr]:
+    """The two factors of one term of a sum of products."""
     batch = len(left.shape) - 2
     outer = [axis(k, left.shape[k]) for k in range(batch)]
     rows, columns = axis(batch, left.shape[-2]), axis(batch + 1, right.shape[-1])
-    over = Axis("r0", inside)
-    sides = (left.at([*outer, rows, over.poly()]), right.at([*outer, over.poly(), columns]))
-    product = pointwise("mul", *(pointwise("cast", side, dtype=_SUMS[left.dtype]) for side in sides))
-    return Part(Reduce("sum", (product,), (over,)), 0)
+    return left.at([*outer, rows, inside]), right.at([*outer, inside, columns])
+
+
+@lowers("mm bmm")
+def outer_product(ctx: Context, left: Ref, right: Ref) -> Expr:
+    """A product of one column and one row has no sum: it is point-wise work. All others are the planner's."""
+    if left.shape[-1] is not Poly.ONE or not left.dtype.is_float:
+        raise Unsupported(why_library(aten.mm.default))
+    return ctx.convert(mul(*(ctx.computing(x, left.dtype) for x in _terms(left, right, Poly.ZERO))), ctx.out.dtype)
 
 
 @contracts("mm bmm _int_mm")

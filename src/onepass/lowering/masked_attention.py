@@ -11,18 +11,14 @@ that is not here torch cannot say what its library takes: there every masked cal
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
+from .known_masks import ARGUMENTS, ATTENTION
 from .torch_private import library_takes
-
-ATTENTION = torch.nn.functional.scaled_dot_product_attention
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def masked_attention(
@@ -51,14 +47,14 @@ class MaskedAttentionWrittenOut(TorchFunctionMode):  # type: ignore[misc]
     """While a graph is traced: masked attention that nothing differentiates is traced as plain math."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {**dict(zip(_NAMES, args, strict=False)), **(kwargs or {})}
+        given = {**dict(zip(ARGUMENTS, args, strict=False)), **(kwargs or {})}
         if function is not ATTENTION:
             return function(*args, **(kwargs or {}))
         if _is_refused(given):
             return function(**given | {"attn_mask": given["attn_mask"].contiguous()})
         if not _is_masked(given):
             return function(*args, **(kwargs or {}))
-        query, key, value, mask = (given[name] for name in _NAMES[:4])
+        query, key, value, mask = (given[name] for name in ARGUMENTS[:4])
         return masked_attention(query, key, value, mask, given.get("scale"), bool(given.get("enable_gqa")))
 
 
@@ -69,7 +65,7 @@ def on_gpu(tensor: Tensor) -> bool:
 
 def _matrices(given: dict[str, Any]) -> list[Tensor]:
     """Queries, keys, values and mask of a call whose matrices are 16-bit; else nothing."""
-    tensors = [t for name in _NAMES[:4] if isinstance(t := given.get(name), Tensor)]
+    tensors = [t for name in ARGUMENTS[:4] if isinstance(t := given.get(name), Tensor)]
     half = all(t.dtype in (torch.float16, torch.bfloat16) and t.dim() >= 3 for t in tensors[:3])
     return tensors if len(tensors) == 4 and half else []
 
@@ -94,73 +90,3 @@ def _is_refused(given: dict[str, Any]) -> bool:
     if mask.requires_grad or mask.stride(-1) == 1 or not on_gpu(query) or library_takes(*tensors):
         return False
     return library_takes(query, key, value, mask.contiguous())
-
-
-# --- masks that hide nothing ---
-
-_VIEWS = {operator.getitem, "expand", "unsqueeze", "view", "reshape", "to", torch.unsqueeze}
-_CHANGES = "setitem iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ior ixor"
-_IN_PLACE = {getattr(operator, name) for name in _CHANGES.split()}
-
-
-def drop_full_masks(graph: GraphModule) -> None:
-    """Attention that is differentiated loses a mask that is true everywhere, such as `arange(n) >= 0`.
-
-    Of dynamo's graph, before AOTAutograd chooses a kernel of the library: those that are fastest take no mask.
-    """
-    calls = [n for n in graph.graph.find_nodes(op="call_function", target=ATTENTION) if _is_differentiated(n)]
-    if not calls or any(_writes(n) for n in graph.graph.nodes):
-        return
-    for node in calls:
-        mask = node.kwargs.get("attn_mask", node.args[3] if len(node.args) > 3 else None)
-        if isinstance(mask, Node) and _is_true(mask):
-            node.args = tuple(a if k != 3 else None for k, a in enumerate(node.args))
-            node.kwargs = {name: a for name, a in node.kwargs.items() if name != "attn_mask"}
-    graph.recompile()
-
-
-def _is_differentiated(node: Node) -> bool:
-    made = node.meta.get("example_value")
-    return torch.is_grad_enabled() and isinstance(made, Tensor) and made.requires_grad
-
-
-def _writes(node: Node) -> bool:
-    """Whether a node may change a tensor that others read."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    schema = getattr(node.target, "_schema", None)
-    in_place = node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    return node.op.startswith("call") and (in_place or "out" in node.kwargs or bool(schema and schema.is_mutable))
-
-
-def _is_true(node: Node) -> bool:
-    """Whether a tensor of booleans is true everywhere, for all sizes."""
-    made = node.meta.get("example_value")
-    if not isinstance(made, Tensor) or made.dtype is not torch.bool or not node.args:
-        return False
-    if node.target in _VIEWS:
-        return isinstance(node.args[0], Node) and _is_true(node.args[0])
-    if node.target is operator.and_:
-        return all(isinstance(a, Node) and _is_true(a) for a in node.args)
-    if node.target is operator.ge and isinstance(node.args[1], int):
-        least = _least(node.args[0])
-        return least is not None and least >= node.args[1]
-    return False
-
-
-def _least(value: Any) -> int | None:
-    """A number that no element of a tensor of positions is below."""
-    if isinstance(value, int):
-        return value if abs(value) < 2**31 else None  # no sum leaves 64 bits
-    if not isinstance(value, Node) or value.kwargs.keys() - {"device", "dtype"}:
-        return None
-    made = value.meta.get("example_value")
-    if not isinstance(made, Tensor) or made.dtype is not torch.int64:
-        return None
-    if value.target is torch.arange and len(value.args) == 1:
-        return 0
-    if value.target in _VIEWS:
-        return _least(value.args[0])
-    if value.target is operator.add and any(isinstance(a, int) for a in value.args):
-        terms = [_least(a) for a in value.args]
-        return None if None in terms else sum(t for t in terms if t is not None)
-    return None

@@ -31,6 +31,7 @@ POOL_OFFSETS = (
 )
 if not hasattr(torch.ops.prims, "_low_memory_max_pool_with_offsets"):
     POOL_OFFSETS = ("", "")
+without_modes = _disable_current_modes
 MATH_ATTENTION = 0  # of torch's ways to compute attention
 every_decomposition = _decomp.decomposition_table
 try:  # the same without operations AOTAutograd takes apart by itself: 5 ms instead of 180 to collect
@@ -65,7 +66,7 @@ def folded_value(constant: torch.Tensor) -> float | int | bool | complex | None:
     """
     if type(constant) is not torch.Tensor or constant.numel() != 1 or constant.device.type != "cpu":
         return None
-    with _disable_current_modes():
+    with without_modes():
         value: float | int | bool | complex = constant.item()
     return value
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..analysis.access import flat_offset, numel, storage_bytes
 from ..analysis.contraction import DIFFERENT_AXES, MOST_HELD
-from ..analysis.inline import reductions
+from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
 from ..ir.expr import Load, postorder
 from ..ir.limits import FOLLOWERS
@@ -192,15 +192,24 @@ def _try_alone(chooser: Chooser, extern: Extern) -> None:
     for tail in dict.fromkeys((*_spreads(chooser, last), *_tails(chooser, last))):
         end = tail[-1] if tail else last
         most = max(storage_bytes(d.buffer) for d in chooser.stored((last, *tail)))
-        members = _grown(chooser, {last}, tail, None if tail else last, most)
-        if not members or not (tail or chooser.again(members)):
-            continue
-        if not all(chooser.shares_matrix(d, last) for d in members if d.buffer in chooser.product_of):
-            chooser.decisions.append(Decision(last.origin.node, end.origin.node, "product", False, DIFFERENT_AXES))
-            continue
-        if _consider(chooser, members, last.origin.node, end.origin.node, "product"):
-            return
+        core = {last, *_products_read(chooser, last, tail)}
+        for members in dict.fromkeys(_grown(chooser, c, tail, None if tail else last, most) for c in (core, {last})):
+            if not members or not (tail or chooser.again(members)):
+                continue
+            if not all(chooser.shares_matrix(d, last) for d in members if d.buffer in chooser.product_of):
+                chooser.decisions.append(Decision(last.origin.node, end.origin.node, "product", False, DIFFERENT_AXES))
+            elif _consider(chooser, members, last.origin.node, end.origin.node, "product"):
+                return
     _note_packed(chooser, last)
+
+
+def _products_read(chooser: Chooser, last: Define, tail: tuple[Define, ...]) -> list[Define]:
+    """Products of the same matrix that the work after a product reads, whoever else reads them: they are stored."""
+    read = {chooser.product_of[b] for d in tail for b in loaded(d.value) if b in chooser.product_of}
+    return [
+        d for d in read
+        if d not in chooser.taken and numel(d.axes) == numel(last.axes) and chooser.shares_matrix(d, last)
+    ]  # fmt: skip
 
 
 def _grown(
