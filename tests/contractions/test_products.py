@@ -109,7 +109,25 @@ RESULTS: dict[str, Program] = {
     "of another kind": (lambda x, w: (lambda p: (p, p > 0, (p * 4).to(torch.int8)))(x @ w.t() / 8), matrices(x, w)),
     "transposed": (lambda x, w: (lambda p: (p, torch.relu(p).t().contiguous()))(x @ w.t()), matrices(x, w)),
     "a gate and the value": (lambda x, w, u: (lambda a: (a, F.silu(x @ u.t()) * a))(x @ w.t()), matrices(x, w, w)),
+    "a gate, the value and both together": (
+        lambda x, w, u: (lambda a, b: (a, b, F.silu(b) * a))(x @ w.t(), x @ u.t()),
+        matrices(x, w, w),
+    ),
     "one row": (lambda x, w: (lambda p: (p, torch.relu(p)))(x @ w.t()), matrices((1, 64), w)),
+}
+
+# One column by one row: there is nothing to sum, so this is point-wise work on every target.
+OUTER: dict[str, Program] = {
+    "angles": (
+        lambda f, p: torch.cos((f[None, :, None].float() @ p[:, None, :].float()).mT),
+        lambda: (torch.rand(32), torch.arange(40)[None].repeat(3, 1)),
+    ),
+    "float64": (lambda a, b: a @ b + 1, lambda: (torch.randn(7, 1).double(), torch.randn(1, 5).double())),
+    "float16, transposed": (
+        lambda a, b: torch.relu(a.t() @ b),
+        lambda: (torch.randn(1, 9).half(), torch.randn(1, 5).half()),
+    ),
+    "empty": (lambda a, b: a @ b, lambda: (torch.randn(0, 1), torch.randn(1, 5))),
 }
 
 # Right values are all that is asked.
@@ -190,12 +208,20 @@ def test_one_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(e.kernels) == 1 and not products_left(e), [d.reason for d in e.rejected]
 
 
-@pytest.mark.parametrize("name", [*EPILOGUES, *RESULTS, *OTHERS])
+@pytest.mark.parametrize("name", [*EPILOGUES, *RESULTS, *OUTER, *OTHERS])
 def test_values(name: str) -> None:
     if DEVICE == "cuda" and name == "integers":
         pytest.skip("torch has no product of integers there")
-    function, arguments = (EPILOGUES | RESULTS | OTHERS)[name]
+    function, arguments = (EPILOGUES | RESULTS | OUTER | OTHERS)[name]
     judge(interpreted(function), function, *arguments())
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+@pytest.mark.parametrize("name", OUTER)
+def test_an_outer_product_is_point_wise(name: str, target: str) -> None:
+    function, arguments = OUTER[name]
+    e = explained(function, *arguments(), target=target)
+    assert not e.externs and len(e.kernels) <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -27,11 +27,12 @@ MOST_ELEMENTS = 2**27  # of a mask that is computed to be looked at
 FULL, CAUSAL = "full", "causal"
 # Functions and methods whose result depends on nothing but their arguments, by name.
 _NAMES = (
-    "arange ones zeros full tensor ones_like zeros_like full_like new_ones new_zeros new_full tril triu cat stack diff "
-    "cumsum where logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor eq ne lt "
-    "le gt ge add sub mul neg abs floor_divide remainder minimum maximum clamp expand broadcast_to view reshape unsqueeze "
-    "squeeze permute transpose flatten to bool int long float half bfloat16 masked_fill index_select gather contiguous "
-    "clone repeat flip any all isin and_ or_ xor invert floordiv mod getitem"
+    "arange ones zeros full tensor ones_like zeros_like full_like new_ones new_zeros new_full tril triu cat stack "
+    "diff cumsum where logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
+    "bitwise_xor eq ne lt le gt ge add sub mul neg abs floor_divide remainder minimum maximum clamp expand "
+    "broadcast_to view reshape unsqueeze squeeze permute transpose flatten to bool int long float half bfloat16 "
+    "masked_fill index_select gather contiguous clone repeat flip any all isin and_ or_ xor invert floordiv mod "
+    "getitem"
 )
 _PURE = frozenset(_NAMES.split())
 _VIEWS = {operator.getitem, "expand", "unsqueeze", "view", "reshape", "to", torch.unsqueeze}
