@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.known_masks import simplify_masks
-from .lowering.masked_attention import MaskedAttentionWrittenOut
+from .lowering.masked_attention import write_out_masked_attention
 from .lowering.random import reset_streams
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
@@ -178,9 +178,9 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
         if chosen.fuse and multiplies:
             simplify_masks(graph)
+            write_out_masked_attention(graph)
         made.mark = None
-        with MaskedAttentionWrittenOut() if chosen.fuse and multiplies else nullcontext():
-            compiled: Callable[..., Any] = inner(graph, example_inputs)
+        compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)
 
     return backend

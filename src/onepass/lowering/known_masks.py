@@ -42,6 +42,11 @@ _IN_PLACE = {getattr(operator, name) for name in _CHANGES.split()}
 
 def simplify_masks(graph: GraphModule) -> None:
     """Attention loses a mask that hides nothing, and gets `is_causal` for one that hides later positions."""
+    for part in (m for m in graph.modules() if isinstance(m, GraphModule)):
+        _simplify_masks(part)
+
+
+def _simplify_masks(graph: GraphModule) -> None:
     calls = list(graph.graph.find_nodes(op="call_function", target=ATTENTION))
     if not calls or any(_writes(n) for n in graph.graph.nodes):
         return

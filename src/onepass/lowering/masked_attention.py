@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.fx import GraphModule
 
 from .known_masks import ARGUMENTS, ATTENTION
 from .torch_private import library_takes
@@ -43,19 +43,27 @@ def _repeated(heads: Tensor, times: int) -> Tensor:
     return heads.unsqueeze(-3).expand(*outer, count, times, rows, width).reshape(*outer, count * times, rows, width)
 
 
-class MaskedAttentionWrittenOut(TorchFunctionMode):  # type: ignore[misc]
-    """While a graph is traced: masked attention that nothing differentiates is traced as plain math."""
+def write_out_masked_attention(graph: GraphModule) -> None:
+    """Masked attention that nothing differentiates is traced as plain math: of dynamo's graph, before AOTAutograd.
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {**dict(zip(ARGUMENTS, args, strict=False)), **(kwargs or {})}
-        if function is not ATTENTION:
-            return function(*args, **(kwargs or {}))
-        if _is_refused(given):
-            return function(**given | {"attn_mask": given["attn_mask"].contiguous()})
-        if not _is_masked(given):
-            return function(*args, **(kwargs or {}))
-        query, key, value, mask = (given[name] for name in ARGUMENTS[:4])
-        return masked_attention(query, key, value, mask, given.get("scale"), bool(given.get("enable_gqa")))
+    Its calls are replaced; a mode around the whole trace would be asked about every function of torch that is called.
+    """
+    for part in (m for m in graph.modules() if isinstance(m, GraphModule)):
+        for node in (calls := part.graph.find_nodes(op="call_function", target=ATTENTION)):
+            node.target = attention
+        if calls:
+            part.recompile()
+
+
+def attention(*args: Any, **kwargs: Any) -> Tensor:
+    """What stands for `F.scaled_dot_product_attention` while a graph is traced."""
+    given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+    if _is_refused(given):
+        return ATTENTION(**given | {"attn_mask": given["attn_mask"].contiguous()})
+    if not _is_masked(given):
+        return ATTENTION(*args, **kwargs)
+    query, key, value, mask = (given[name] for name in ARGUMENTS[:4])
+    return masked_attention(query, key, value, mask, given.get("scale"), bool(given.get("enable_gqa")))
 
 
 def on_gpu(tensor: Tensor) -> bool:
