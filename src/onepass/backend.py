@@ -87,9 +87,13 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
     return compiled.call
 
 
+MOST_SETS = 8  # of tangents given, each with a backward graph of its own; torch's own limit for one function
+
+
 def _for_each_set(graph: GraphModule, tangents: list[int], options: Options) -> Callable[[list[Any]], Any]:
     """A backward graph of several tangents, compiled when it is known which of them are given."""
     compiled: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
+    shapes = {p: node.meta["val"] for p, node in enumerate(graph.graph.find_nodes(op="placeholder")) if p in tangents}
     lock = threading.Lock()
 
     def compiled_without(missing: tuple[int, ...]) -> Callable[[list[Any]], Any]:
@@ -101,12 +105,20 @@ def _for_each_set(graph: GraphModule, tangents: list[int], options: Options) -> 
 
     def call(args: list[Any]) -> Any:
         missing = tuple(k for k in tangents if args[k] is None)
+        if missing not in compiled and len(compiled) >= MOST_SETS:
+            for k in missing:
+                args[k] = _zeros(shapes[k])
+            missing = ()
         for k in reversed(missing):
             del args[k]
         return (compiled.get(missing) or compiled_without(missing))(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()
 
 
 def _with_undefined(compiled: Callable[..., Any], mark: object) -> Callable[..., Any]:
@@ -119,13 +131,34 @@ def _with_undefined(compiled: Callable[..., Any], mark: object) -> Callable[...,
         results = compiled(*args)
         for result in results:
             node: Any = getattr(result, "grad_fn", None)
-            forward = getattr(getattr(type(node), "_forward_cls", None), "compiled_fw", None)
-            if getattr(forward, "onepass", None) is mark:
-                node.set_materialize_grads(False)
+            owner = getattr(type(node), "_forward_cls", None)
+            if getattr(getattr(owner, "compiled_fw", None), "onepass", None) is mark:
+                if _takes_undefined(owner):
+                    node.set_materialize_grads(False)
                 break
         return results
 
     return call
+
+
+def _takes_undefined(owner: Any) -> bool:
+    """Whether torch's autograd function passes None on to its backward, which it makes sure of.
+
+    Of a tensor subclass, torch would pass one None for several tensors. Compiled autograd copies torch's backward
+    graph, which reads tensors: it asks the function for a key first, and is given zeros from there on.
+    """
+    key = getattr(owner, "_compiled_autograd_key", None)
+    if getattr(owner, "maybe_subclass_metadata", owner) is not None or key is None:
+        return False
+    if "onepass" not in vars(owner):
+
+        def key_with_zeros(node: Any) -> Any:
+            node.set_materialize_grads(True)
+            return key(node)
+
+        owner._compiled_autograd_key = staticmethod(key_with_zeros)
+        owner.onepass = True
+    return True
 
 
 class _Made(threading.local):

@@ -82,6 +82,14 @@ def returned(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, y.contiguous(memory_format=torch.channels_last)
 
 
+def changed(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A call adds to the copy in place, and the value itself is read after that."""
+    y = torch.sin(x) * 2
+    z = y.contiguous(memory_format=torch.channels_last)
+    z = z.index_put((torch.tensor([0, 0, -1]),), x[:1].expand(3, -1, -1, -1), accumulate=True)
+    return z, z.sum() + y
+
+
 X = torch.randn(2, 3, 5, 7)
 
 
@@ -98,7 +106,7 @@ def test_a_value_that_the_caller_sees_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "triton-interpret"])
-@pytest.mark.parametrize("function", [channels_last, returned])
+@pytest.mark.parametrize("function", [channels_last, returned, changed])
 def test_copied_values_are_those_of_eager(target: str, function: Callable[..., Any]) -> None:
     compiled = torch.compile(function, backend="onepass", options={"target": target, "cache": False, "strict": True})
     for x in (X, X[:1], X[:, :1], X[..., :1], X.contiguous(memory_format=torch.channels_last)):

@@ -96,6 +96,16 @@ def test_values_and_strides_are_eagers(name: str, training: bool, dtype: torch.d
         assert strides_that_matter(mine) == strides_that_matter(theirs)
 
 
+def test_an_empty_batch() -> None:
+    """The gradient of its weight is zeros in eager's format, which torch's rules for shapes do not know of others."""
+    run = torch.compile(between(F.conv2d), backend="onepass", options=GPU)
+    found = []
+    for function in (run, between(F.conv2d)):
+        x, weight = (y.bfloat16().requires_grad_() for y in (numbers(0, 4, 6, 7), numbers(6, 4, 3, 3)))
+        found.append(torch.autograd.grad(function(x, weight)[0].sum(), (x, weight)))
+    torch.testing.assert_close(*found, check_stride=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_the_library_has_nothing_to_copy_or_add(name: str, dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ from torch._functorch.aot_autograd import aot_function
 
 from onepass.lowering import decomposition_table
 
-from ..checking import strides_that_matter
+from ..checking import DEVICE, strides_that_matter
 
 SHAPES = [(4, 5), (3, 4, 5), (2, 3, 4, 5), (2, 1, 3, 4), (1, 1, 1, 2), (2, 3, 1, 1), (3, 0, 2)]
 OPERATIONS = [
@@ -104,3 +104,20 @@ def test_torch_promises_other_strides_of_an_index() -> None:
     """Else there is nothing to repair, and the repair can go."""
     x = torch.rand(64, 16, 1, 1).transpose(2, 0)
     assert promised(INDICES[1], [x], None).stride() != INDICES[1](x).stride()
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a CPU's order")
+@pytest.mark.parametrize("shift", [1, -2, 0, 9])
+def test_strides_of_a_roll_are_eagers(shift: int) -> None:
+    """Those of two slices that are joined, in their memory format."""
+    for x in (torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.rand(4, 3, 5).transpose(0, 1)):
+        for dim in range(x.ndim):
+            for roll in (lambda x, d=dim: x.roll(shift, d).sin(), lambda x, d=dim: x.roll((shift, 1), (d, 0))):
+                found = promised(roll, [x], decomposition_table())
+                assert strides_that_matter(found) == strides_that_matter(roll(x)), (x.stride(), dim)
+
+
+def test_torch_promises_other_strides_of_a_roll() -> None:
+    """Else there is nothing to repair, and the repair can go."""
+    x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert promised(lambda x: x.roll(1, 2), [x], None).stride() != x.stride()

@@ -44,11 +44,13 @@ def _as_copied(program: Program, seen: set[object]) -> Program:
     """The program with values that only definitions see stored where they are first copied to, and without that copy.
 
     Calls of the library see the copy: y = relu(x); convolution(y.contiguous(memory_format=torch.channels_last)).
+    A copy that a call changes in place is no longer the value.
     """
     own = {d.buffer for d in program.defines()} - seen
+    shown = seen - {e.overwrites for e in program.externs()}
     copied: dict[Buffer, Buffer] = {}
     for d in program.defines():
-        if isinstance(d.value, Load) and d.buffer in seen and (source := d.value.buffer) in own:
+        if isinstance(d.value, Load) and d.buffer in shown and (source := d.value.buffer) in own:
             index = tuple(a.poly() if a in d.axes else Poly.ZERO for a in d.dimensions)
             alike = (source.dtype, source.shape, index) == (d.buffer.dtype, d.buffer.shape, d.value.index)
             if alike and source.strides != d.buffer.strides:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -28,12 +27,13 @@ _ALL = operators("cat stack")  # nothing if all operands are
 
 
 def tangents_of(backward: GraphModule) -> list[int]:
-    """Positions of the tangents among the inputs of a backward graph; none where one has sizes known at run time."""
+    """Positions of the tangents among the inputs of a backward graph; none where any size is known at run time only."""
     inputs = backward.graph.find_nodes(op="placeholder")
-    found = [k for k, p in enumerate(inputs) if "tangents" in str(p.target)]
-    values = [inputs[k].meta.get("val") for k in found]
-    are_known = all(type(n) is int for x in values if isinstance(x, torch.Tensor) for n in x.shape)
-    return found if are_known else []
+    values = [p.meta.get("val") for p in inputs]
+    sizes = [n for x in values for n in (x.shape if isinstance(x, torch.Tensor) else [x])]
+    if any(isinstance(n, torch.SymInt) for n in sizes):
+        return []
+    return [k for k, p in enumerate(inputs) if "tangents" in str(p.target)]
 
 
 def without_tangents(backward: GraphModule, missing: Collection[int]) -> GraphModule:
@@ -68,13 +68,18 @@ def _is_nothing(node: Node, undefined: set[Node]) -> bool:
         return True
     if node.target in _SUMS:
         return first in undefined and rest[0] in undefined
-    return first in undefined and (node.target in (operator.getitem, aten.div.Tensor) or _is_derivative(node.target))
+    if node.target in (operator.getitem, aten.div.Tensor):
+        return first in undefined
+    return bool(gradients := _gradients(node)) and undefined.issuperset(gradients)
 
 
-def _is_derivative(target: Any) -> bool:
-    """A derivative is linear in what torch calls its gradient."""
-    schema = getattr(target, "_schema", None)
-    return schema is not None and "backward" in schema.name and schema.arguments[0].name.startswith("grad")
+def _gradients(node: Node) -> list[Node]:
+    """What one of torch's derivatives is linear in, the first operand among it; empty for everything else."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not (schema.name.startswith("aten::") and "backward" in schema.name):
+        return []
+    named = zip(schema.arguments, node.args, strict=False)  # arguments left out have their defaults
+    return [x for argument, x in named if argument.name.startswith("grad") and isinstance(x, Node)]
 
 
 def _other_term(node: Node, undefined: set[Node]) -> Node | None:

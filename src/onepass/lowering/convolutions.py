@@ -69,9 +69,11 @@ def _in_library_format(
     """The operands in the format that the library computes in, and the format of the call's result as it is promised.
 
     The weight is the last operand: it is copied only where the format is not the promised one. Only for known sizes:
-    sizes that a call makes while nothing is traced would be unknown to the graph.
+    sizes that a call makes while nothing is traced would be unknown to the graph. Nothing is
+    computed for an empty batch.
     """
-    if operands[0].ndim < 4 or any(isinstance(n, torch.SymInt) for x in operands for n in x.shape):
+    sizes = [n for x in operands for n in x.shape]
+    if operands[0].ndim < 4 or any(isinstance(n, torch.SymInt) for n in sizes) or 0 in sizes:
         return list(operands), None
     with disable_proxy_modes_tracing():
         promised = suggest_memory_format(call())

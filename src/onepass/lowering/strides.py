@@ -28,8 +28,9 @@ _OTHER_ORDER = operators("threshold_backward")
 
 
 def layout_decompositions() -> dict[Any, Callable[..., Any]]:
-    """A decomposition for every element-wise operation of several tensors, and for indices."""
-    return {op: functools.partial(_as_eager, op) for op in RULES if _is_iteration(op)} | {aten.index.Tensor: _index}
+    """A decomposition for every element-wise operation of several tensors, for indices and for `roll`."""
+    iterations = {op: functools.partial(_as_eager, op) for op in RULES if _is_iteration(op)}
+    return iterations | {aten.index.Tensor: _index, aten.roll.default: _roll}
 
 
 def _is_iteration(op: Any) -> bool:
@@ -76,6 +77,17 @@ def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
         return NotImplemented
     found = aten._unsafe_index.Tensor(x, indices).permute(order).clone(memory_format=torch.contiguous_format)
     return found.permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """On CPUs eager joins two slices for each dimension, in their memory format, which fake tensors do not know of."""
+    if x.is_cuda or not dims or not _is_static(x) or x.is_contiguous() or not x.numel():
+        return NotImplemented
+    (shift, *shifts), (dim, *dims) = shifts, dims
+    size = x.shape[dim]
+    start = -shift % size
+    joined = torch.cat((x.narrow(dim, start, size - start), x.narrow(dim, 0, start)), dim)
+    return joined.roll(shifts, dims) if dims else joined
 
 
 def _index_order(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[int] | None:
