@@ -31,13 +31,14 @@ _NAMES = (
     "diff cumsum where logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
     "bitwise_xor eq ne lt le gt ge add sub mul neg abs floor_divide remainder minimum maximum clamp expand "
     "broadcast_to view reshape unsqueeze squeeze permute transpose flatten to bool int long float half bfloat16 "
-    "masked_fill index_select gather contiguous clone repeat flip any all isin and_ or_ xor invert floordiv mod "
+    "masked_fill index_select gather contiguous clone repeat flip any all isin and or xor invert floordiv mod "
     "getitem"
 )
 _PURE = frozenset(_NAMES.split())
-_VIEWS = {operator.getitem, "expand", "unsqueeze", "view", "reshape", "to", torch.unsqueeze}
+_LOGIC = (operator.and_, operator.or_)
+_VIEWS = frozenset(["getitem", "expand", "unsqueeze", "view", "reshape", "to"])
 _CHANGES = "setitem iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ior ixor"
-_IN_PLACE = {getattr(operator, name) for name in _CHANGES.split()}
+_IN_PLACE = {*_CHANGES.split(), *(f"__{name}__" for name in _CHANGES.split())}
 
 
 def simplify_masks(graph: GraphModule) -> None:
@@ -77,11 +78,19 @@ def _is_differentiated(node: Node) -> bool:
 
 def _writes(node: Node) -> bool:
     """Whether a node may change a tensor that others read."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    schema = getattr(node.target, "_schema", None)
-    in_place = node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    in_place &= name not in _PURE
+    name, schema = _name(node), getattr(node.target, "_schema", None)
+    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and node.target not in _LOGIC)
     return node.op.startswith("call") and (in_place or "out" in node.kwargs or bool(schema and schema.is_mutable))
+
+
+def _name(node: Node) -> str:
+    """The name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _operation(node: Node) -> str:
+    """The same, however it is spelled: `operator.and_`, `Tensor.__and__`."""
+    return _name(node).strip("_")
 
 
 def _fits(kind: str, mask: Node, given: dict[str, Any]) -> bool:
@@ -169,9 +178,8 @@ def _is_pure(node: Node) -> bool:
     made = node.meta.get("example_value")
     if node.op not in ("call_function", "call_method") or not isinstance(made, Tensor):
         return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     fixed = all(type(n) is int for n in made.shape)
-    return name in _PURE and fixed and made.numel() <= MOST_ELEMENTS and "out" not in node.kwargs
+    return _operation(node) in _PURE and fixed and made.numel() <= MOST_ELEMENTS and "out" not in node.kwargs
 
 
 def _device(node: Node) -> torch.device:
@@ -191,14 +199,15 @@ def _is_true(node: Node) -> bool:
         made = current.meta.get("example_value")
         if not isinstance(made, Tensor) or made.dtype is not torch.bool or not current.args:
             return False
-        if current.target is operator.ge and isinstance(current.args[1], int):
+        operation = _operation(current)
+        if operation == "ge" and isinstance(current.args[1], int):
             least = _least(current.args[0])
             if least is None or least < current.args[1]:
                 return False
             continue
-        if current.target not in _VIEWS and current.target is not operator.and_:
+        if operation not in _VIEWS and operation != "and":
             return False
-        parts = current.args if current.target is operator.and_ else current.args[:1]
+        parts = current.args if operation == "and" else current.args[:1]
         if not all(isinstance(part, Node) for part in parts):
             return False
         waiting += [part for part in parts if isinstance(part, Node) and part not in seen]
@@ -215,11 +224,12 @@ def _least(value: Any) -> int | None:
     made = value.meta.get("example_value")
     if not isinstance(made, Tensor) or made.dtype is not torch.int64:
         return None
-    if value.target is torch.arange and len(value.args) == 1:
+    operation = _operation(value)
+    if operation == "arange" and len(value.args) == 1:
         return 0
-    if value.target in _VIEWS:
+    if operation in _VIEWS:
         return _least(value.args[0])
-    if value.target is operator.add and any(isinstance(a, int) for a in value.args):
+    if operation == "add" and any(isinstance(a, int) for a in value.args):
         terms = [_least(a) for a in value.args]
         return None if None in terms else sum(t for t in terms if t is not None)
     return None
