@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..analysis.access import flat_offset, numel, storage_bytes
 from ..analysis.contraction import DIFFERENT_AXES, MOST_HELD
-from ..analysis.inline import loaded, reductions
+from ..analysis.inline import reductions
 from ..analysis.nest import Refusal
 from ..ir.expr import Load, postorder
 from ..ir.limits import FOLLOWERS
@@ -204,12 +204,10 @@ def _try_alone(chooser: Chooser, extern: Extern) -> None:
 
 
 def _products_read(chooser: Chooser, last: Define, tail: tuple[Define, ...]) -> list[Define]:
-    """Products of the same matrix that the work after a product reads, whoever else reads them: they are stored."""
-    read = {chooser.product_of[b] for d in tail for b in loaded(d.value) if b in chooser.product_of}
-    return [
-        d for d in read
-        if d not in chooser.taken and numel(d.axes) == numel(last.axes) and chooser.shares_matrix(d, last)
-    ]  # fmt: skip
+    """Products of the same matrix that the work after a product is made of: they are stored if others read them."""
+    read = dict.fromkeys(chooser.product_of.get(e.buffer) for d in tail for e in chooser.memory(d))
+    same = [d for d in read if d is not None and d not in chooser.taken and numel(d.axes) == numel(last.axes)]
+    return [d for d in same if chooser.shares_matrix(d, last)]
 
 
 def _grown(
