@@ -327,11 +327,12 @@ def test_opposites_and_decisions() -> None:
     assert opposite(opposite(low)) == low
     assert chosen(low, UNKNOWN, UNKNOWN) == UNKNOWN and chosen(low, ALWAYS, ALWAYS) == ALWAYS
     assert some((low, ALWAYS)) == ALWAYS and every((low, NEVER)) == NEVER
-    assert decide(low, (ROW - COLUMN,)) is True  # strictly below
-    assert decide(low, (COLUMN - ROW,)) is False
-    assert decide(low, (COLUMN - ROW + 1,)) is None  # equal is both
-    assert decide(every((low, UNKNOWN)), (COLUMN - ROW,)) is False
-    assert decide(every((low, UNKNOWN)), (ROW - COLUMN,)) is None
+    assert decide(low, (Positive(ROW - COLUMN),)) is True  # strictly below
+    assert decide(low, (Positive(COLUMN - ROW),)) is False
+    assert decide(low, (Positive(COLUMN - ROW + 1),)) is None  # equal is both
+    assert decide(every((low, UNKNOWN)), (Positive(COLUMN - ROW),)) is False
+    assert decide(every((low, UNKNOWN)), (Positive(ROW - COLUMN),)) is None
+    assert decide(every((low, UNKNOWN)), (some((Positive(COLUMN - ROW), UNKNOWN)),)) is False
 
 
 def test_positions_that_a_type_does_not_have() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -68,6 +69,7 @@ def data(kind: str, rows: int = ROWS, keys: int = KEYS) -> tuple[Tensor, Tensor]
         "ascending": torch.arange(n).repeat(2, 1),
         "descending": torch.arange(n).flip(0).repeat(2, 1),
         "equal": torch.full((2, n), 7),
+        "holes": (torch.arange(n) % 97 == 50).long().repeat(2, 1),
         "repeated": (torch.arange(n) // 40).repeat(2, 1),
         "random": torch.randint(-5, 90, (2, n)),
         "hidden": torch.cat([torch.full((2, n // 2), 1 << 40), torch.zeros(2, n - n // 2, dtype=torch.int64)], 1),
@@ -82,7 +84,7 @@ def operands() -> list[Tensor]:
 @pytest.fixture(autouse=True)
 def _every_sweep_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "LEAST_STEPS", 0)
-    monkeypatch.setattr(products, "SEEN_AT_ONCE", 64)
+    monkeypatch.setattr(products, "SEEN_BY_THREAD", 1)
     make_library_slow(monkeypatch)
 
 
@@ -95,14 +97,15 @@ def compiled(mask: Mask, **settings: object) -> Callable[..., Tensor]:
 
 
 @pytest.mark.parametrize("mask", [by_positions, documents])
-def test_mixed_data(mask: Mask) -> None:
-    inputs = *operands(), *data("random")
+@pytest.mark.parametrize("kind", ["random", "holes"])
+def test_mixed_data(mask: Mask, kind: str) -> None:
+    inputs = *operands(), *data(kind)
     torch.testing.assert_close(compiled(mask)(*inputs), attention(mask)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.rotating
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kind", ["ascending", "descending", "equal", "repeated", "random", "hidden"])
+@pytest.mark.parametrize("kind", ["ascending", "descending", "equal", "holes", "repeated", "random", "hidden"])
 def test_any_data_gives_the_values_of_eager(mask: Mask, kind: str) -> None:
     """Rows without any key that counts are NaN in both."""
     inputs = *operands(), *data(kind)
@@ -126,22 +129,40 @@ def test_sizes_known_at_run_time() -> None:
         torch.testing.assert_close(run(*inputs), attention(documents)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def sweep_of(mask: Mask, dtype: torch.dtype = torch.int64) -> str:
-    """The loop over keys of a kernel for the H200."""
+def source_of(mask: Mask, dtype: torch.dtype = torch.int64) -> str:
+    """A kernel for the H200."""
     with FakeTensorMode(), torch.no_grad():
         tensors = [torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16) for _ in range(3)]
         e = explained(attention(mask), *tensors, *(torch.empty(4, 4096, dtype=dtype) for _ in range(2)))
     (kernel,) = [k for k in e.kernels if "tl.dot" in k.source]
-    loops = [line for line in kernel.source.splitlines() if "tl.range" in line]
-    return loops[-1].strip() if len(loops) > 1 or "end0" in loops[-1] else ""
+    return kernel.source
+
+
+def sweeps_of(mask: Mask, dtype: torch.dtype = torch.int64) -> list[str]:
+    """The loops with products of that kernel, each with its body."""
+    loops = re.split(r"\n    (?=for )", source_of(mask, dtype))
+    return [loop.split("\n    sum_")[0] for loop in loops if "tl.dot" in loop]
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_which_masks_bound_a_sweep(mask: Mask) -> None:
-    found = sweep_of(mask)
-    assert ("end0" in found and "end1" in found) == (mask is not unequal), found
+    for loop in sweeps_of(mask):
+        head = loop.splitlines()[0]
+        assert ("end0" in head and "end1" in head) == (mask is not unequal), head
+
+
+@pytest.mark.parametrize("mask", [by_positions, documents, either, neither, padding, after_padding])
+def test_masks_are_not_computed_where_they_hold_for_all_rows(mask: Mask) -> None:
+    """Of three loops the second one, which data decides the ends of, reads nothing but matrices."""
+    early, settled, late = sweeps_of(mask)
+    assert "-inf" in early.split("none")[0] and "-inf" in late.split("none")[0]
+    assert "tl.load" not in settled and "-inf" not in settled.split("none")[0], settled
+
+
+def test_masks_that_are_not_known_for_all_rows_are_computed() -> None:
+    assert ["tl.load" in loop for loop in sweeps_of(windowed)] == [True]
 
 
 def test_floats_bound_nothing() -> None:
     """A NaN among the rows of a tile would hide the others."""
-    assert "end0" not in sweep_of(by_positions, torch.float32)
+    assert not any("end0" in loop for loop in sweeps_of(by_positions, torch.float32))

@@ -45,7 +45,7 @@ def find_ranges(needed: Formula, rows: Axis, swept: Axis, first_row: Poly, lanes
     """
     bounds: dict[Poly, Bound | None] = {}
     for d in _differences(needed):
-        bounds[d] = _bound(d, rows, swept, first_row, lanes)
+        bounds[d] = find_bound(d, rows, swept, first_row, lanes)
     ranges = [tuple(b for d in one if (b := bounds[d]) is not None) for one in _ranges(needed, bounds)]
     ranges.sort(key=lambda one: (any(not b.upper for b in one), any(b.slope for b in one)))
     if any(not b.upper for one in ranges[:-1] for b in one):
@@ -95,16 +95,16 @@ def _least(one: _Held) -> _Held:
     """A range without the conditions that others of it imply."""
     left = list(dict.fromkeys(one))
     for d in tuple(left):
-        if decide(Positive(d), [other for other in left if other is not d]):
+        if decide(Positive(d), [Positive(other) for other in left if other is not d]):
             left.remove(d)
     return tuple(left)
 
 
 def _within(one: _Held, other: _Held) -> bool:
-    return all(decide(Positive(d), one) for d in other)
+    return all(decide(Positive(d), map(Positive, one)) for d in other)
 
 
-def _bound(difference: Poly, rows: Axis, swept: Axis, first_row: Poly, lanes: int) -> Bound | None:
+def find_bound(difference: Poly, rows: Axis, swept: Axis, first_row: Poly, lanes: int) -> Bound | None:
     """The bound of the swept class that a condition gives for a tile of rows."""
     solved = _solved(difference, swept)
     along = solved.coefficient(swept) if solved is not None else None
@@ -270,8 +270,8 @@ def _scaled(e: Pointwise, args: list[_Needs]) -> tuple[Formula, Formula]:
 # --- what is left where conditions hold ---
 
 
-def assuming(value: Expr, held: Iterable[Poly], finished: Iterable[Expr]) -> Expr:
-    """The value where differences are positive. `finished` reductions stay as they are."""
+def assuming(value: Expr, held: Iterable[Formula], finished: Iterable[Expr]) -> Expr:
+    """The value where formulas hold. `finished` reductions stay as they are."""
     held = tuple(held)
     if not held:
         return value

@@ -116,14 +116,17 @@ def opposite(formula: Formula) -> Formula:
     return UNKNOWN
 
 
-def decide(formula: Formula, held: Iterable[Poly] = ()) -> bool | None:
-    """Whether a formula holds where the `held` differences are positive; None: that does not say."""
+def decide(formula: Formula, held: Iterable[Formula] = ()) -> bool | None:
+    """Whether a formula holds where the `held` ones do; None: that does not say."""
     held = tuple(held)
+    if formula in held or opposite(formula) in held:
+        return formula in held
     match formula:
         case Positive(d):
-            if nonnegative(d - 1) or any(nonnegative(d - h) for h in held):
+            positive = [h.difference for h in held if isinstance(h, Positive)]
+            if nonnegative(d - 1) or any(nonnegative(d - h) for h in positive):
                 return True
-            return False if nonnegative(-d) or any(nonnegative(Poly.ONE - h - d) for h in held) else None
+            return False if nonnegative(-d) or any(nonnegative(Poly.ONE - h - d) for h in positive) else None
         case Every(parts) | Some(parts):
             known = {decide(p, held) for p in parts}
             decisive = isinstance(formula, Some)

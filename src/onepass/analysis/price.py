@@ -138,6 +138,8 @@ class _Program:
             most = min(most, max(0, round(self._mean(s.limit, 0, most))))
         if not s.after and not s.before:
             return most
+        if s.seldom:
+            return 1
         positions = dict(self.extents)
         total = 0.0
         for k in range(SAMPLES):

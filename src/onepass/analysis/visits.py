@@ -5,65 +5,89 @@
 
 A condition between a row and a column holds for no row of the tile where it does not hold for the rows' largest (or
 smallest) value: columns before the first and after the last that pass this test are not visited, whatever the data.
+With the other extremes it holds for every row: there the condition is not computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, reduce
+
 from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Reduce, pointwise, postorder, substitute_axes
 from ..ir.poly import Axis
-from .formulas import Data, Every, Formula, Some
+from .formulas import Data, Every, Formula, Positive, Some
 
 _OPPOSITE = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge", "eq": "ne", "ne": "eq"}
 _TURNED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt", "eq": "eq", "ne": "ne"}
 MOST_WORK = 16  # operations of a test
 
 
-def may_count(formula: Formula, rows: Axis, swept: Axis, over: Axis) -> Expr | None:
-    """A condition on a column that holds wherever the formula holds for some row of a tile; None: it says nothing.
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """A tile of rows, and the columns that it sweeps.
 
-    The largest and smallest values of a tile's rows are reductions over the axis `over`, which stands for `rows`.
+    The largest and smallest values of the rows are reductions over the axis `over`, which stands for `rows`.
+    `all_rows`: a test that a column must pass for an inequality of positions to hold for every row, or None.
     """
-    match formula:
-        case Data(condition, holds):
-            return _of_data(condition, holds, rows, swept, over)
-        case Every(parts):
-            known = [e for p in parts if (e := may_count(p, rows, swept, over)) is not None]
-            return _joined("bitand", known) if known else None
-        case Some(parts):
-            found = [may_count(p, rows, swept, over) for p in parts]
-            known = [e for e in found if e is not None]
-            return _joined("bitor", known) if known and len(known) == len(found) else None
-    return None
 
+    rows: Axis
+    swept: Axis
+    over: Axis
+    all_rows: Callable[[Positive], Expr | None] = lambda _: None
 
-def _joined(op: str, conditions: list[Expr]) -> Expr:
-    total = conditions[0]
-    for condition in conditions[1:]:
-        total = pointwise(op, total, condition)
-    return total
-
-
-def _of_data(condition: Expr, holds: bool, rows: Axis, swept: Axis, over: Axis) -> Expr | None:
-    if not _is_cheap(condition):
+    def some_row(self, formula: Formula) -> Expr | None:
+        """A condition on a column that holds wherever the formula holds for some row; None: it says nothing."""
+        match formula:
+            case Data(condition, holds):
+                return self._of_data(condition, holds, every=False)
+            case Every(parts):
+                return _joined("bitand", [e for p in parts if (e := self.some_row(p)) is not None])
+            case Some(parts):
+                found = [self.some_row(p) for p in parts]
+                return None if None in found else _joined("bitor", [e for e in found if e is not None])
         return None
-    if rows not in condition.axes:
-        return condition if holds else pointwise("bitnot", condition)
-    if not isinstance(condition, Pointwise) or condition.op not in _OPPOSITE:
+
+    def every_row(self, formula: Formula) -> Expr | None:
+        """A condition on a column under which the formula holds for every row; None: there is no such test."""
+        match formula:
+            case Positive():
+                return self.all_rows(formula)
+            case Data(condition, holds):
+                return self._of_data(condition, holds, every=True)
+            case Every(parts):
+                found = [self.every_row(p) for p in parts]
+                return None if None in found else _joined("bitand", [e for e in found if e is not None])
+            case Some(parts):
+                return _joined("bitor", [e for p in parts if (e := self.every_row(p)) is not None])
         return None
-    op, (left, right) = condition.op if holds else _OPPOSITE[condition.op], condition.args
-    if rows not in left.axes:
-        op, left, right = _TURNED[op], right, left
-    if (
-        rows in right.axes or swept in left.axes or not left.dtype.is_integer
-    ):  # a NaN among the rows would hide the others
-        return None
-    tests = {"ge": ["ge"], "gt": ["gt"], "le": ["le"], "lt": ["lt"], "eq": ["le", "ge"]}.get(op, [])
-    known = [pointwise(t, _extreme("max" if t in ("ge", "gt") else "min", left, rows, over), right) for t in tests]
-    return _joined("bitand", known) if known else None
+
+    def _of_data(self, condition: Expr, holds: bool, every: bool) -> Expr | None:
+        rows = self.rows
+        if not _is_cheap(condition):
+            return None
+        if rows not in condition.axes:
+            return condition if holds else pointwise("bitnot", condition)
+        if not isinstance(condition, Pointwise) or condition.op not in _OPPOSITE:
+            return None
+        op, (left, right) = condition.op if holds else _OPPOSITE[condition.op], condition.args
+        if rows not in left.axes:
+            op, left, right = _TURNED[op], right, left
+        # A NaN among the rows would hide the others.
+        if rows in right.axes or self.swept in left.axes or not left.dtype.is_integer:
+            return None
+        tests = {"eq": ("le", "ge"), "ne": ()}.get(op, (op,))
+        known = [
+            pointwise(t, self._extreme("min" if (t in ("ge", "gt")) is every else "max", left), right) for t in tests
+        ]
+        return _joined("bitand", known)
+
+    def _extreme(self, monoid: str, value: Expr) -> Expr:
+        return Part(Reduce(monoid, (substitute_axes(value, {self.rows: self.over.poly()}),), (self.over,)), 0)
 
 
-def _extreme(monoid: str, value: Expr, rows: Axis, over: Axis) -> Expr:
-    return Part(Reduce(monoid, (substitute_axes(value, {rows: over.poly()}),), (over,)), 0)
+def _joined(op: str, conditions: list[Expr]) -> Expr | None:
+    return reduce(partial(pointwise, op), conditions) if conditions else None
 
 
 def _is_cheap(condition: Expr) -> bool:

@@ -284,6 +284,7 @@ class Loop:
     prologue: tuple[Statement, ...] = ()  # of a strip: runs before each tile, whose start is Symbol("<axis>_at")
     after: tuple[Poly, ...] = ()  # of a sweep in a tile program
     before: tuple[Poly, ...] = ()
+    seldom: bool = False  # of a sweep: data says how many steps it has, and few are expected
     stages: int = 0  # of a sweep: loads in flight ahead of it
     ordered: bool = False  # of a tile or strip: its lanes enter one state, so they take turns
     origins: tuple[FirstElement, ...] = ()  # of a strip: taken before it runs, where no strip before it had elements

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..analysis.access import estimate, numel, power_above, storage_bytes
-from ..analysis.bounds import assuming, find_ranges, needed
+from ..analysis.bounds import assuming, find_bound, find_ranges, needed
 from ..analysis.contraction import Contraction
-from ..analysis.formulas import ALWAYS, Formula, some
+from ..analysis.formulas import ALWAYS, Every, Formula, Positive, some
 from ..analysis.inline import reductions
 from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.passes import Pass, passes
 from ..analysis.rows import row_reductions
-from ..analysis.visits import may_count
+from ..analysis.visits import RowTile
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, postorder, substitute_axes
@@ -37,12 +37,12 @@ from .matrix_tiles import COLUMN, ROW, MatrixTiles
 from .online import carry
 from .product_schedules import matrices
 from .reuse import larger_than_cache
-from .sweep_spans import WHOLE, Span, spans
+from .sweep_spans import WHOLE, Span, Visited, spans
 from .tiles import has_far_values, needs_wide
 from .walk import kernel_symbols
 
 LEAST_STEPS = 8  # of a sweep for which it is asked what data leaves of it
-SEEN_AT_ONCE = 1024  # positions of that question
+SEEN_BY_THREAD = 16  # positions at a time of that question
 MOST_STREAMED = 4  # times the chip's cache (see `_streams`): on one H200, 134 MB gain 4 % and 268 MB lose as much
 
 
@@ -200,7 +200,9 @@ class ProductScheduler(MatrixTiles):
         """A loop over a class, of which a step is open as rows, as columns or as both."""
         loop = Axis(self.builder.name(stem), (cls.extent + step - 1) // step)
         with self.builder.block(
-            lambda body: ir.Loop(loop, loop.extent, "sweep", body, after=span.after, before=span.before)
+            lambda body: ir.Loop(
+                loop, loop.extent, "sweep", body, after=span.after, before=span.before, seldom=span.seldom
+            )
         ):
             for dim in dims:
                 self.open(cls, dim, step, loop * step)
@@ -292,10 +294,10 @@ class ProductScheduler(MatrixTiles):
         second = [self._started(r, h) for r, h in one.carried.items()]
         reference = self._reference(first[0]) if second else None
         counts = self._counts(one, (*first, *second))
-        after, before = self._visited(counts)
         ranges = find_ranges(counts, *self._sides_of_terms(), self.first_row, self.tiles.rows)
-        for span in spans(ranges, self.tiles.step, self.builder.resolve):
-            self._step(first, second, reference, Span(span.holding, (*span.after, *after), (*span.before, *before)))
+        visited = self._visited(counts, len(ranges) == 1)
+        for span in spans(ranges, self.tiles.step, self.builder.resolve, visited):
+            self._step(first, second, reference, span)
         for running in (*first, *second):
             self.builder.here.parts[running.reduce] = Finished(running.accumulator)
 
@@ -326,35 +328,66 @@ class ProductScheduler(MatrixTiles):
     def _sides_of_terms(self) -> tuple[Axis, Axis]:
         return self.axis(self.c.rows, ROW), self.axis(self.c.swept, COLUMN)
 
-    def _visited(self, counts: Formula) -> tuple[tuple[Poly, ...], tuple[Poly, ...]]:
-        """The first step of a sweep that data leaves to this tile, and the end of the last: found in a short sweep."""
+    def _visited(self, counts: Formula, split: bool) -> Visited:
+        """What data leaves of a sweep to this tile, found in short sweeps.
+
+        `split`: and, within that, a range of columns whose conditions hold for every row.
+        """
         rows, swept = self._sides_of_terms()
-        test = may_count(counts, rows, swept, Axis("visited", rows.extent))
-        if test is None or estimate(swept.extent) < LEAST_STEPS * self.tiles.step:
-            return (), ()
-        for r in reductions([test]):
+        tile = RowTile(rows, swept, Axis("visited", rows.extent), self._all_rows)
+        some_row = tile.some_row(counts)
+        if some_row is None or estimate(swept.extent) < LEAST_STEPS * self.tiles.step:
+            return Visited()
+        every_row = tile.every_row(counts) if split else None
+        for r in reductions([some_row, *([every_row] if every_row is not None else [])]):
             self._fold(r, [substitute_axes(v, {r.over[0]: rows.poly()}) for v in r.inputs], self.lane(self.c.rows, ROW))
         cls = Axis(f"{self.c.swept.name}v", swept.extent)
-        here = self.axis(cls, COLUMN)
-        inside, place = substitute_axes(test, {swept: here.poly()}), Index(here.poly())
-        sought = [("min", place, Index(swept.extent)), ("max", Index(here + 1), const(0, DType.I64))]
-        ends = [Reduce(m, (pointwise("where", inside, at, none),), (here,)) for m, at, none in sought]
+        here = {swept: self.axis(cls, COLUMN).poly()}
+        place, end = Index(here[swept]), Index(swept.extent)
+        left = substitute_axes(some_row, here)
+        behind = pointwise("where", left, Index(here[swept] + 1), const(0, DType.I64))
+        sought = [("min", pointwise("where", left, place, end)), ("max", behind)]
+        if every_row is None:
+            first, last = map(self._position, self._extremes(cls, *sought))
+            return Visited((first,), (last,))
+        holds = substitute_axes(every_row, here)
+        ends = self._extremes(cls, *sought, ("min", pointwise("where", holds, place, end)))
+        early = pointwise("lt", place, ends[-1])
+        ends += self._extremes(cls, ("min", pointwise("where", pointwise("bitor", holds, early), end, place)))
+        first, last, settled, doubtful = map(self._position, ends)
+        holding = counts.parts if isinstance(counts, Every) else (counts,)
+        return Visited((first,), (last,), holding, (settled,), (doubtful,))
+
+    def _all_rows(self, condition: Positive) -> Expr | None:
+        """What a column must pass for an inequality of positions to hold for every row of this tile."""
+        rows, swept = self._sides_of_terms()
+        first = self.numbers[self.c.rows] * self.tiles.rows
+        bound = find_bound(condition.difference, rows, swept, first, self.tiles.rows)
+        return (
+            None if bound is None else pointwise("lt" if bound.upper else "ge", Index(swept.poly()), Index(bound.tight))
+        )
+
+    def _extremes(self, cls: Axis, *sought: tuple[str, Expr]) -> list[Expr]:
+        """The least or the largest of some values along a class."""
+        ends = [Reduce(monoid, (value,), (self.axis(cls, COLUMN),)) for monoid, value in sought]
         states = [self._state(f"{r.monoid}_visited", r, ()) for r in ends]
-        with self._loop("v", cls, min(SEEN_AT_ONCE, power_above(swept.extent.constant)), (COLUMN,)):
+        lanes = min(SEEN_BY_THREAD * self.target.warp * self.tiles.warps, power_above(cls.extent.constant))
+        with self._loop("v", cls, lanes, (COLUMN,)):
             for r, state in zip(ends, states, strict=True):
                 self.builder.add(ir.Accumulate(state, self.lane(cls, COLUMN).poly(), (self.builder.emit(r.inputs[0]),)))
-        found = []
-        for r, state in zip(ends, states, strict=True):
-            self.builder.here.parts[r] = Finished(state)
-            var = ir.Var(self.builder.name("end"), DType.I32)
-            self.builder.add(ir.Let(var, "single", (self.builder.emit(Part(r, 0)),)))
-            found.append(Symbol(var.name, 0).poly())
-        return (found[0] // self.tiles.step,), ((found[1] + self.tiles.step - 1) // self.tiles.step,)
+        self.builder.here.parts |= {r: Finished(state) for r, state in zip(ends, states, strict=True)}
+        return [Part(r, 0) for r in ends]
+
+    def _position(self, value: Expr) -> Poly:
+        """A position that the kernel has computed, as a bound of loops."""
+        var = ir.Var(self.builder.name("end"), DType.I32)
+        self.builder.add(ir.Let(var, "single", (self.builder.emit(value),)))
+        return Symbol(var.name, 0).poly()
 
     def _step(self, first: list[_Running], second: list[_Running], reference: ir.Local | None, span: Span) -> None:
         if self.chunk is not None:
             at = self.builder.resolve(self.chunk * self.steps)
-            span = Span(span.holding, (*span.after, at), (*span.before, at + self.steps))
+            span = replace(span, after=(*span.after, at), before=(*span.before, at + self.steps))
         with self._loop("i", self.c.swept, self.tiles.step, span=span):
             for running in first:
                 self._enter(running, span.holding)
@@ -403,7 +436,7 @@ class ProductScheduler(MatrixTiles):
         builder.add(ir.Let(safe, "where", (none, const(0.0, dtype), maximum)))
         return safe
 
-    def _enter(self, running: _Running, holding: tuple[Poly, ...], moved: ir.Var | None = None) -> None:
+    def _enter(self, running: _Running, holding: tuple[Formula, ...], moved: ir.Var | None = None) -> None:
         """One step of the sweep enters a state, where conditions hold; the state is `moved` before."""
         done = [r for scope in self.builder.scopes for r in scope.parts]
         assumed = [(v, assuming(v, holding, done)) for v in running.inputs]
