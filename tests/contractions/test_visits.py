@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import onepass
+from onepass.ir.target import find_target
 from onepass.schedule import products
 from tests.checking import DEVICE
 from tests.contractions.judging import explained, make_library_slow
@@ -166,3 +168,15 @@ def test_masks_that_are_not_known_for_all_rows_are_computed() -> None:
 def test_floats_bound_nothing() -> None:
     """A NaN among the rows of a tile would hide the others."""
     assert not any("end0" in loop for loop in sweeps_of(by_positions, torch.float32))
+
+
+@pytest.mark.rotating
+def test_a_processor_holds_two_programs() -> None:
+    """The loops that compute the mask copy what it is made of to shared memory; they have fewer copies on their way."""
+    meta = [torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+    places = [torch.empty(4, 4096, dtype=torch.int64, device="meta") for _ in range(2)]
+    with torch.no_grad():
+        (kernel,) = onepass.explain(attention(by_positions), *meta, *places, target="sm_90").kernels
+    target = find_target("sm_90")
+    assert target.resident_programs(kernel.registers, kernel.shared_bytes, kernel.threads) == 2
+    assert kernel.source.count("num_stages=3") > kernel.source.count("num_stages=2") > 0

@@ -69,7 +69,7 @@ class _Program:
         self.products = 0.0  # multiply-adds, at the rate of the library's matmuls
         self.copied: dict[str, Poly] = {}  # matrices that hardware copies to shared memory, and their offsets
         self.shared_bytes = self.loop_bytes = 0.0  # of the program; of the loop with most
-        self.loops = 0  # open around the current statement
+        self.loops, self.ahead = 0, 1  # open around the current statement; loads in flight there
         self.folds = 0.0  # across threads
         self.clock = 0  # statements so far
         self.made: dict[str, tuple[int, float]] = {}  # a value -> when it was made, its registers of one thread
@@ -118,6 +118,7 @@ class _Program:
         steps, before = max(1.0, self._steps(s)), self.clock
         self.extents[s.axis] = max(1, math.ceil(steps))
         self.loops += 1
+        self.ahead = s.ahead(self.stages)
         before_loop = self.shared_bytes
         loads = any(isinstance(x, ir.LoadElement | ir.LoadTile) for x in s.body)
         step = self.block(s.body, times * steps)
@@ -257,7 +258,7 @@ class _Program:
         if isinstance(s, ir.LoadTile):
             self.copied[s.var.name] = s.offset
         if (self.loops and self.stages > 1) or isinstance(s, ir.LoadTile):
-            ahead = self.stages if self.loops else 1
+            ahead = self.ahead if self.loops else 1
             self.shared_bytes += self._lanes(axes) * buffer.dtype.bytes * ahead
         self._move(buffer, s.offset, axes, times)
 

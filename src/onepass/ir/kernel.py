@@ -289,6 +289,10 @@ class Loop:
     ordered: bool = False  # of a tile or strip: its lanes enter one state, so they take turns
     origins: tuple[FirstElement, ...] = ()  # of a strip: taken before it runs, where no strip before it had elements
 
+    def ahead(self, stages: int) -> int:
+        """Loads in flight, of as many as a kernel asks for: a loop of few steps leaves shared memory to the others."""
+        return min(stages, 2) if self.seldom else stages
+
 
 @dataclass(frozen=True, slots=True)
 class Bind:

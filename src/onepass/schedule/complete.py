@@ -51,7 +51,7 @@ def _tile_program(kernel: ir.Kernel, statements: list[ir.Statement]) -> ir.Kerne
     def change(s: ir.Statement) -> ir.Statement:
         match s:
             case ir.Loop() if kernel.stages and not kernel.resident and _is_innermost(s) and s.extent is not Poly.ONE:
-                return replace(s, stages=kernel.stages)
+                return replace(s, stages=s.ahead(kernel.stages))
             case ir.RandomWord() if s.along is not None and halves and (s.along.extent.constant or 0) >= 8:
                 return replace(s, calls=2)  # a thread has eight neighbours then, not four
         return s
