@@ -161,6 +161,12 @@ def test_masks_are_not_computed_where_they_hold_for_all_rows(mask: Mask) -> None
     assert "tl.load" not in settled and "-inf" not in settled.split("none")[0], settled
 
 
+def test_later_rows_start_first_where_larger_data_leaves_them_more() -> None:
+    """Later rows have larger positions as a rule, and programs with most to do should not start last."""
+    turned = [mask for mask in MASKS if re.search(r"- ?g\d \*", source_of(mask))]
+    assert turned == [by_positions, windowed, neither, after_padding]
+
+
 def test_masks_that_are_not_known_for_all_rows_are_computed() -> None:
     assert ["tl.load" in loop for loop in sweeps_of(windowed)] == [True]
 

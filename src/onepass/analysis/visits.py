@@ -68,11 +68,9 @@ class RowTile:
             return None
         if rows not in condition.axes:
             return condition if holds else pointwise("bitnot", condition)
-        if not isinstance(condition, Pointwise) or condition.op not in _OPPOSITE:
+        if (compared := _compared(condition, holds, rows)) is None:
             return None
-        op, (left, right) = condition.op if holds else _OPPOSITE[condition.op], condition.args
-        if rows not in left.axes:
-            op, left, right = _TURNED[op], right, left
+        op, left, right = compared
         # A NaN among the rows would hide the others.
         if rows in right.axes or self.swept in left.axes or not left.dtype.is_integer:
             return None
@@ -84,6 +82,25 @@ class RowTile:
 
     def _extreme(self, monoid: str, value: Expr) -> Expr:
         return Part(Reduce(monoid, (substitute_axes(value, {self.rows: self.over.poly()}),), (self.over,)), 0)
+
+
+def usually_grows(formula: Formula, rows: Axis) -> bool:
+    """Whether a row counts more columns the larger its data is: later rows, as a rule, since most positions rise."""
+    match formula:
+        case Data(condition, holds):
+            compared = _compared(condition, holds, rows)
+            return compared is not None and compared[0] in ("ge", "gt") and rows not in compared[2].axes
+        case Every(parts) | Some(parts):
+            return any(usually_grows(p, rows) for p in parts)
+    return False
+
+
+def _compared(condition: Expr, holds: bool, rows: Axis) -> tuple[str, Expr, Expr] | None:
+    """A comparison with what varies with the rows on its left."""
+    if not isinstance(condition, Pointwise) or condition.op not in _OPPOSITE or rows not in condition.axes:
+        return None
+    op, (left, right) = condition.op if holds else _OPPOSITE[condition.op], condition.args
+    return (op, left, right) if rows in left.axes else (_TURNED[op], right, left)
 
 
 def _joined(op: str, conditions: list[Expr]) -> Expr | None:

@@ -21,7 +21,7 @@ from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.passes import Pass, passes
 from ..analysis.rows import row_reductions
-from ..analysis.visits import RowTile
+from ..analysis.visits import RowTile, usually_grows
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, postorder, substitute_axes
@@ -171,12 +171,14 @@ class ProductScheduler(MatrixTiles):
 
     def _longest_last(self) -> bool:
         """Whether later rows have more to sweep: they should start first."""
-        rows, found = self.c.rows, []
+        rows = self.c.rows
         for r in reductions(s.value for s in self.c.nest.stores):
             if len(r.over) == 1 and rows in r.axes:
                 counts = needed(r.inputs[0], r.monoid, r.monoid == "max")
-                found += find_ranges(counts, rows, r.over[0], Poly.ZERO, 1)
-        return any(b.upper and b.slope > 0 for one in found for b in one)
+                ranges = find_ranges(counts, rows, r.over[0], Poly.ZERO, 1)
+                if usually_grows(counts, rows) or any(b.upper and b.slope > 0 for one in ranges for b in one):
+                    return True
+        return False
 
     def _grid_axis(self, extent: Poly) -> Axis:
         position = Axis(f"g{len(self.grid)}", extent)
