@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from .autograd.partition import SAVED_BYTES, partition
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
-from .ir.options import Options
+from .ir.options import Options, options_of_mode
 from .ir.record import CompileRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
@@ -220,10 +220,15 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
 
 def onepass(
-    graph: GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any
+    graph: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
+    **_: Any,
 ) -> Any:
     """The backend torch.compile finds by name."""
-    return make_backend(options)(graph, example_inputs)
+    return make_backend({**options_of_mode(mode), **(options or {})})(graph, example_inputs)
 
 
 compile_fx = onepass
@@ -232,10 +237,13 @@ compile_fx = onepass
 def jit(function: Callable[..., Any] | None = None, /, *, options: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     """`torch.compile(function, backend="onepass")`; also as a decorator, with or without arguments.
 
+    Options may be given by name, too: `jit(function, tune="max")`.
     With `dynamic=True` one compilation serves every size, 1 included. `torch.compile` itself makes a graph of
     its own where a size is 0 or 1, unless `torch.fx.experimental._config.backed_size_oblivious` is set.
     """
-    Options.make(options)  # a bad option is an error here, not at the first call
+    named = {f.name: kwargs.pop(f.name) for f in fields(Options) if f.name in kwargs}
+    options = {**(options or {}), **named} or None
+    Options.make({**options_of_mode(kwargs.get("mode")), **(options or {})})  # an error here, not at the first call
     if function is None:
         return lambda f: jit(f, options=options, **kwargs)
     if kwargs.get("dynamic") and not torch.compiler.is_exporting():

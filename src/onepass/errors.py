@@ -10,14 +10,17 @@ class OnepassError(Exception):
     """Base of all errors raised by onepass."""
 
 
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "."
+
+
 class UnknownOption(OnepassError):
     """An option name that does not exist."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"unknown option {name!r}{hint} Options: {', '.join(known)}.")
+        super().__init__(f"unknown option {name!r}{_hint(name, known)} Options: {', '.join(known)}.")
 
 
 class InvalidOption(OnepassError):
@@ -31,7 +34,8 @@ class UnknownTarget(OnepassError):
     """A target that is not in the table."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"unknown target {name!r}; known targets: {', '.join(sorted(known))}.")
+        known = sorted(known)
+        super().__init__(f"unknown target {name!r}{_hint(name, known)} Known targets: {', '.join(known)}.")
 
 
 class CompilerNotFound(OnepassError):

@@ -127,7 +127,7 @@ def test_explain_errors_about_the_file_and_options(program: str, capsys: pytest.
     assert "no file nowhere.py" in _error(capsys, "explain", "nowhere.py:f")
     assert "SHAPE[:DTYPE]" in _error(capsys, "explain", f"{program}:unknown", "--input", "4xx")
     assert "SHAPE[:DTYPE]" in _error(capsys, "explain", f"{program}:unknown", "--input", "4:nothing")
-    assert "known targets" in _error(capsys, "explain", f"{program}:forward", "--target", "abacus")
+    assert "Known targets" in _error(capsys, "explain", f"{program}:forward", "--target", "abacus")
 
 
 def test_debug_shows_the_traceback(

@@ -18,6 +18,8 @@ PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/*
 OPTIONS_HEAD = """# Options
 
 `torch.compile(f, backend="onepass", options={"precision": "eager"})`; `onepass.jit` and `onepass.explain` too.
+`onepass.jit(f, fuse=False)` takes them by name, too. `mode="max-autotune"` (or `"max-autotune-no-cudagraphs"`) is
+`tune="max"`; other modes are errors. Targets may be given by the chip: `a100`, `h100`, `h200`, `b200`, `mi300x`.
 An unknown name or value is an error that names the nearest one. This page is generated from `ir/options.py`
 (`pytest --update-golden tests/docs`).
 

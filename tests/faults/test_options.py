@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import onepass
+from onepass.backend import record_compilations
 from onepass.errors import InvalidOption, UnknownOption, UnknownTarget
-from onepass.ir.options import Options
+from onepass.ir.options import Options, options_of_mode
+from onepass.ir.target import find_target
 
 
 def messages(error: BaseException | None) -> str:
@@ -53,6 +55,34 @@ def test_unknown_target_lists_the_known() -> None:
     assert "unknown target 'abacus'" in text and "cpu" in text
     with pytest.raises(UnknownTarget):
         onepass.explain(lambda x: x + 1, torch.ones(3), target="abacus")
+
+
+def test_chips_are_targets() -> None:
+    names = {"A100": "sm_80", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100", "mi300x": "gfx942"}
+    assert {name: find_target(name).name for name in names} == names
+    assert "did you mean 'h200'" in failed(target="h2000")
+
+
+def test_modes() -> None:
+    """They are options, or refused aloud."""
+    assert options_of_mode("default") == options_of_mode(None) == {}
+    assert options_of_mode("max-autotune") == {"tune": "max"}
+    for refused in (
+        lambda: torch.compile(lambda x: x + 1, backend="onepass", mode="reduce-overhead")(torch.ones(3)),
+        lambda: onepass.jit(lambda x: x, mode="reduce-overhead"),
+    ):
+        with pytest.raises(Exception) as caught:
+            refused()
+        assert "option 'mode' cannot be 'reduce-overhead'" in messages(caught.value)
+
+
+def test_jit_takes_options_by_name() -> None:
+    with record_compilations() as records:
+        found = onepass.jit(lambda x: torch.sin(x) + 1, fuse=False, cache=False)(torch.ones(3))
+    torch.testing.assert_close(found, torch.ones(3).sin() + 1)
+    assert len(records[0].kernels) == 2
+    with pytest.raises(InvalidOption):
+        onepass.jit(fuse="maybe")
 
 
 def test_jit_refuses_at_once() -> None:

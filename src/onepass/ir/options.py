@@ -61,6 +61,20 @@ class Options:
         return ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.metadata["changes_code"])
 
 
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "max-autotune": {"tune": "max"},
+    "max-autotune-no-cudagraphs": {"tune": "max"},
+}
+
+
+def options_of_mode(mode: str | None) -> dict[str, Any]:
+    """What `torch.compile(mode=...)` asks for."""
+    if mode is not None and mode not in MODES:
+        raise InvalidOption("mode", mode, " or ".join(map(repr, MODES)))
+    return dict(MODES[mode or "default"])
+
+
 def _from_environment() -> dict[str, Any]:
     found: dict[str, Any] = {}
     if level := os.environ.get("ONEPASS_DEBUG"):

@@ -145,9 +145,12 @@ def find_chip(architecture: str, major: int, minor: int) -> Target:
     return fitting[-1] if fitting else find_target(f"sm_{major}{minor}")
 
 
+CHIPS = {"a100": "sm_80", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100", "mi300x": "gfx942"}
+
+
 def find_target(name: str) -> Target:
-    """The target of that name, or an error that lists them."""
+    """The target of that name, or of a chip's name; else an error that lists them."""
     try:
-        return targets()[name]
+        return targets()[CHIPS.get(name.lower(), name)]
     except KeyError:
-        raise UnknownTarget(name, targets()) from None
+        raise UnknownTarget(name, (*targets(), *CHIPS)) from None
