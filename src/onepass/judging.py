@@ -195,7 +195,10 @@ class Judge:
         parts = [self._made_by, self.workshop.stopwatch.chip, str(self.lowered.target)]
         for regions in (together, apart):
             place = {s: n for n, s in enumerate(regions.program.statements)}
-            parts += [f"{[place[d] for d in (*r.members, *r.again)]} {r.beside} {r.tiled}" for r in regions.regions]
+            for r in regions.regions:
+                assert r.chosen is not None
+                kind = bool(r.chosen.schedule.shares), r.chosen.schedule.states
+                parts.append(f"{[place[d] for d in (*r.members, *r.again)]} {kind}")
             parts.append(structure(regions.program))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

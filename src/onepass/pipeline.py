@@ -151,7 +151,7 @@ def schedule_named(planned: PlannedGraph, name: str, choice: Choice) -> Schedule
             verify_kernel(kernel)
         return scheduled
 
-    about = "built", target, choice, group.products, group.beside, group.tiled, group.schedule
+    about = "built", target, choice, group.schedule
     answer = planned.lowered.answers.ask(about, group.stores, (), built)
     return answer.value.over(answer.own, name, group.origins)
 

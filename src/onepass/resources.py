@@ -18,6 +18,7 @@ from .ir.choice import AS_RULED, FIRST, Adjustment, Choice, group_name
 from .ir.limits import FOLLOWERS, OPERANDS, PRODUCTS, Limits
 from .ir.plan import Group
 from .ir.record import CompileRecord, Decision, KernelRecord, stage
+from .ir.schedule import Schedule
 from .ir.target import Target
 from .runtime.cache import Cache
 from .runtime.entries import GraphEntry
@@ -40,7 +41,7 @@ _GIVEN_UP = {
     FOLLOWERS: "what follows its products is not in their kernel",
     PRODUCTS: "its products are the library's",
 }
-_Key = tuple[frozenset[str] | bool, ...]
+_Key = tuple[frozenset[str] | bool | Schedule | None, ...]
 
 
 class UnbuiltGroups(KernelBuildError):
@@ -164,7 +165,7 @@ def _key(group: Group, planned: PlannedGraph) -> _Key:
     """What has the same schedules in every plan."""
     carries = planned.limits.narrowed(planned.target, group.members) is planned.target
     names = (frozenset(x.buffer.name for x in part) for part in (group.members, group.stores))
-    return *names, carries, group.products, group.beside, group.tiled
+    return *names, carries, group.schedule
 
 
 def _candidates(group: Group, limits: Limits) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..analysis.contractions import contractions
+from ..analysis.contractions import side_by_side
 from ..analysis.inline import reductions
 from ..analysis.nest import Refusal
 from ..analysis.operands import operands, uncast
 from ..analysis.single_row import vector_and_matrix
 from ..ir.expr import Expr, Load
 from ..ir.limits import FOLLOWERS
-from ..ir.plan import Decision, Group
+from ..ir.plan import Decision
 from ..ir.program import Define
 from .chooser import Chooser
 from .close_calls import Times
@@ -93,8 +93,7 @@ def _side(region: Region, chooser: Chooser) -> _Side | Refusal:
     c = chooser.contracted(region.members, region.again)
     if isinstance(c, Refusal):
         return c
-    kernel = region in chooser.regions
-    return _Side(region, region.predicted_us if kernel else chooser.apart(region.members, region.again))
+    return _Side(region, region.chosen.time_us if region.chosen else chooser.apart(region.members, region.again))
 
 
 def _decide(sides: list[_Side], chooser: Chooser) -> None:
@@ -103,9 +102,7 @@ def _decide(sides: list[_Side], chooser: Chooser) -> None:
     members = tuple(sorted((d for r in regions for d in r.members), key=chooser.order.__getitem__))
     again = tuple(dict.fromkeys(d for r in regions for d in r.again))
     apart = sum(s.time_us for s in sides)
-    found = chooser.ask(
-        "beside", members, again, lambda stores: contractions(Group(tuple(stores), members, True, True))
-    )
+    found = chooser.ask("beside", members, again, side_by_side)
     if isinstance(found.value, Refusal):
         chooser.decisions.append(_decision(regions, False, found.value.reason))
         return
@@ -113,7 +110,7 @@ def _decide(sides: list[_Side], chooser: Chooser) -> None:
     together = chosen.time_us
     ways = "side by side in one launch", f"in {len(sides)}"
     reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
-    joined = Region(members, again, beside=True, predicted_us=together, schedule=chosen.schedule)
+    joined = Region(members, again, chosen)
     kernels = tuple(r for r in regions if r in chooser.regions)
     decision = _decision(regions, together < apart, reason, apart - together)
     decision = chooser.settle(decision, Times(together, apart, ways=ways), joined, kernels)

@@ -169,7 +169,7 @@ def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...
     together = chosen.time_us
     reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and one more"
     decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
-    region = Region(members, again, predicted_us=together, schedule=chosen.schedule)
+    region = Region(members, again, chosen)
     return chooser.answer(region, chooser.settle(decision, Times(together, apart), region))
 
 

@@ -97,7 +97,7 @@ def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool
     if accepted and (swept := row_time(chooser, product)) < together:
         return refused(f"{reason}, {swept:.1f} us in one kernel")
     decision = Decision(first, last, "tiles", accepted, reason, apart - together)
-    region = Region(members, again, tiled=True, predicted_us=together, schedule=chosen.schedule)
+    region = Region(members, again, chosen)
     if not anyway:
         decision = chooser.settle(decision, Times(together, apart), region)
     return chooser.answer(region, decision)

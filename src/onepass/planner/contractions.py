@@ -323,7 +323,7 @@ def _try(
         return True
     reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us {AROUND}"
     decision = Decision(first, last, kind, together < apart, reason, apart - together)
-    region = Region(members, again, predicted_us=together, schedule=chosen.schedule)
+    region = Region(members, again, chosen)
     return chooser.answer(region, chooser.settle(decision, Times(together, apart, spared), region))
 
 

@@ -64,11 +64,12 @@ def _scheduled(group: Group, target: Target, name: str, choice: Choice) -> Sched
 
 
 def _with_products(group: Group, target: Target, name: str, choice: Choice) -> ScheduledGroup:
-    found = contractions(group)
+    assert group.schedule is not None
+    found = contractions(group.stores, group.schedule)
     if isinstance(found, Refusal):
         raise VerifyError(f"group {name} cannot be scheduled: {found.reason}")
     planned = group.schedule
-    if planned is None or not _fits(planned.shares or (planned,), found):
+    if not _fits(planned.shares or (planned,), found):
         planned = choose_products(found, target).schedule
     schedules = planned.shares or (planned,)
     tiles = [scheduled(c, target, choice, s, n) for c, s, n in zip(found, schedules, _others(found), strict=True)]

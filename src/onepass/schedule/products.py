@@ -137,7 +137,9 @@ class ProductScheduler(MatrixTiles):
             *((a, inside or Factor(tile=lanes_of(a, 1 << 30))) for a in c.inner if a is not c.columns),
         ]
         chunks = estimate(self.chunk.extent) if self.chunk is not None else 0
-        return Schedule(tuple(axes), (), t.warps, t.stages, chunks=chunks, staged=True, resident=t.resident)
+        return Schedule(
+            tuple(axes), (), t.warps, t.stages, chunks=chunks, staged=True, resident=t.resident, states=bool(c.entering)
+        )
 
     # --- axes ---
 
