@@ -29,7 +29,6 @@ from onepass.analysis.nest import Refusal
 from onepass.analysis.price import price
 from onepass.codegen.trial import emit_trial
 from onepass.codegen.triton import emit_triton
-from onepass.ir.choice import AS_RULED, FIRST
 from onepass.ir.kernel import ScheduledGroup
 from onepass.ir.source import KernelSource, Trial
 from onepass.ir.target import Target, find_target
@@ -67,8 +66,8 @@ def questions(program: Program, target: str) -> list[tuple[Contraction, ...]]:
 def with_products(program: Program, target: Target) -> Iterator[tuple[str, ScheduledGroup]]:
     """The kernels of every candidate of a program's regions."""
     for found in questions(program, target.name):
-        for tiles in candidates(found[0], target):
-            yield str(tiles), schedule_products(found, target, "k", (), [tiles])
+        for schedule in candidates(found[0], target):
+            yield str(schedule), schedule_products(found, target, "k", (), [schedule])
 
 
 def without_products(program: Program, target: Target) -> Iterator[tuple[str, ScheduledGroup]]:
@@ -77,8 +76,9 @@ def without_products(program: Program, target: Target) -> Iterator[tuple[str, Sc
         records = compiled(program, target.name)
     for planned in [plans[id(r)].planned for r in records if not r.fallback]:
         for name in [n for n, g in planned.names.items() if not g.products]:
-            for adjustment in (AS_RULED, *AS_RULED.neighbours()):
-                yield str(adjustment), schedule_named(planned, name, replace(FIRST, adjustment=adjustment))
+            yield "as the rules say", schedule_named(planned, name)
+            for change, schedule in planned.neighbours(name).items():
+                yield change, schedule_named(planned, name, schedule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from tests.oracle.program import Program
 from onepass.analysis.nest import Refusal
 from onepass.building import Building, Made
 from onepass.codegen.trial import emit_trial
-from onepass.ir.choice import FIRST
 from onepass.ir.record import CompileRecord, KernelRecord
 from onepass.ir.source import KernelSource, Launch, Trial
 from onepass.ir.target import Target
@@ -101,7 +100,7 @@ def _priced_graph(record: CompileRecord, made: Made, builder: Builder, stopwatch
     planned = made.planned
     records = {kernel.name: kernel for kernel in record.kernels}
     for name in planned.names:
-        scheduled = schedule_named(planned, name, made.choices.get(name, FIRST))
+        scheduled = schedule_named(planned, name, made.choices.get(name))
         sources, numbers = emit_kernels(planned, list(scheduled.kernels), name == next(iter(planned.names)))
         texts = [sources[numbers[kernel]] for kernel in scheduled.kernels]
         trial = emit_trial(scheduled)

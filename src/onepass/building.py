@@ -15,21 +15,20 @@ from torch.fx import GraphModule
 
 from .analysis.price import price
 from .errors import VerifyError
-from .ir.choice import FIRST, Choice
 from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
 from .ir.plan import Group, Store
 from .ir.record import CompileRecord, Decision, stage
 from .ir.target import Target
 from .judging import Judge
-from .pipeline import PlannedGraph, Wrapper, choose_regions, compile_entry, lower, plan_graph
+from .pipeline import Choices, PlannedGraph, Wrapper, choose_regions, compile_entry, lower, plan_graph
 from .resources import Resources, UnbuiltGroups, build_entry
 from .runtime.cache import Cache
 from .runtime.entries import GraphEntry
 from .runtime.kernels import Builder, LoadedKernel
 from .runtime.stopwatch import Stopwatch
 from .schedule.group import schedule_group
-from .tuning import Outcome, Workshop, expected_us, tune_groups
+from .tuning import Outcome, Workshop, changed, expected_us, tune_groups
 
 MOST_PLANS = 3  # that are tuned
 FAR = 2.0  # a group that takes so many times its floor may be better off in parts
@@ -40,7 +39,7 @@ class Made:
     """A plan whose kernels are built. `time_us`: of its kernels, as measured or else predicted."""
 
     planned: PlannedGraph
-    choices: dict[str, Choice]
+    choices: Choices
     entry: GraphEntry
     wrapper: Wrapper | None
     kernels: list[LoadedKernel]
@@ -101,7 +100,7 @@ class Building:
                 self.judge.foresee(functools.partial(choose_regions, self.lowered, self.judge, limits))
         return plan_graph(self.lowered, self.record, self.judge, limits)
 
-    def _made(self, planned: PlannedGraph, choices: dict[str, Choice]) -> Made:
+    def _made(self, planned: PlannedGraph, choices: Choices) -> Made:
         entry, wrapper = compile_entry(planned, self.record, choices)
         kernels = build_entry(entry, self.record, self.builder, self.cache)
         return Made(planned, choices, entry, wrapper, kernels, {})
@@ -133,8 +132,9 @@ class Building:
             outcomes = tune_groups(planned, made.choices, record, self.workshop)
         times = (o.time_us or expected_us(planned, n, record)[0] for n, o in outcomes.items())
         made = replace(made, outcomes=outcomes, time_us=sum(times))
-        tuned = {n: replace(made.choices.get(n, FIRST), adjustment=o.adjustment) for n, o in outcomes.items()}
-        if any(choice != made.choices.get(n, FIRST) for n, choice in tuned.items()):
+        found = {n: changed(planned, n, made.choices.get(n), o.changes) for n, o in outcomes.items()}
+        tuned = {name: schedule for name, schedule in found.items() if schedule is not None}
+        if tuned != made.choices:
             made = replace(self._made(planned, tuned), outcomes=outcomes, time_us=made.time_us)
         self._note_tuning(outcomes)
         return made

@@ -19,7 +19,6 @@ from .analysis.access import estimate
 from .autograd.exact import needs_exact
 from .codegen.host import emit_host
 from .codegen.trial import have_examples, stand_in, stays_inside
-from .ir.choice import FIRST, Choice
 from .ir.kernel import Kernel
 from .ir.poly import Symbol
 from .ir.program import Buffer
@@ -28,7 +27,7 @@ from .ir.source import HostProgram, KernelSource
 from .ir.structure import Unwritable, structure
 from .ir.target import Target
 from .lowering.fingerprint import environment_key
-from .pipeline import LoweredGraph, PlannedGraph, emit_kernels, plan_regions, schedule_named
+from .pipeline import Choices, LoweredGraph, PlannedGraph, emit_kernels, plan_regions, schedule_named
 from .planner.close_calls import Verdict
 from .planner.memory import plan_peak
 from .planner.regions import Regions
@@ -51,7 +50,7 @@ class _Way:
     """One of the two ways, ready to be built."""
 
     planned: PlannedGraph
-    choices: Mapping[str, Choice]
+    choices: Choices
     host: HostProgram
     kernels: tuple[Kernel, ...]
     sources: tuple[KernelSource, ...]
@@ -195,7 +194,10 @@ class Judge:
         parts = [self._made_by, self.workshop.stopwatch.chip, str(self.lowered.target)]
         for regions in (together, apart):
             place = {s: n for n, s in enumerate(regions.program.statements)}
-            parts += [f"{[place[d] for d in (*r.members, *r.again)]} {r.beside} {r.tiled}" for r in regions.regions]
+            for r in regions.regions:
+                assert r.chosen is not None
+                kind = bool(r.chosen.schedule.shares), r.chosen.schedule.states
+                parts.append(f"{[place[d] for d in (*r.members, *r.again)]} {kind}")
             parts.append(structure(regions.program))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -204,8 +206,8 @@ def _inputs(both: _Both) -> list[Buffer]:
     return [i for r in both for i in r.program.inputs if isinstance(i, Buffer)]
 
 
-def _way(planned: PlannedGraph, choices: Mapping[str, Choice]) -> _Way:
-    scheduled = {g: schedule_named(planned, name, choices.get(name, FIRST)) for name, g in planned.names.items()}
+def _way(planned: PlannedGraph, choices: Choices) -> _Way:
+    scheduled = {g: schedule_named(planned, name, choices.get(name)) for name, g in planned.names.items()}
     kernels = tuple(k for s in scheduled.values() for k in s.kernels)
     sources, numbers = emit_kernels(planned, list(kernels))
     host = emit_host(planned.program, planned.plan, scheduled, numbers)

@@ -6,13 +6,13 @@ caching the result is `compilation.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 from torch.fx import GraphModule
 
-from .analysis.answers import Answers
+from .analysis.answers import Answer, Answers
 from .analysis.layouts import lay_out
 from .analysis.parts import unroll
 from .autograd.exact import needs_exact
@@ -21,13 +21,13 @@ from .codegen.host import emit_host
 from .codegen.triton import emit_triton
 from .explain.checking import checked, observed
 from .explain.measure import measure
-from .ir.choice import FIRST, Choice
 from .ir.kernel import Kernel, ScheduledGroup
 from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
 from .ir.plan import FusionPlan, Group
 from .ir.program import Program
 from .ir.record import CompileRecord, stage
+from .ir.schedule import Schedule
 from .ir.source import KernelSource
 from .ir.target import Target
 from .ir.verify import verify_kernel, verify_plan, verify_program
@@ -39,11 +39,13 @@ from .planner.plan import plan_fusion
 from .planner.regions import Regions
 from .planner.setting import Setting
 from .runtime.entries import GraphEntry
-from .schedule.group import choose, choose_products, schedule_group
+from .schedule.group import choose, choose_products, neighbours, schedule_group, smaller
 
 CHECK_LEVEL = 5  # of the debug ladder
 Call: TypeAlias = Callable[[list[Any]], Any]
 Wrapper: TypeAlias = Callable[[Call], Call]
+Choices: TypeAlias = Mapping[str, Schedule]  # by the name of a group's kernels
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +75,15 @@ class PlannedGraph:
     @property
     def target(self) -> Target:
         return self.lowered.target
+
+    def neighbours(self, name: str, schedule: Schedule | None = None) -> dict[str, Schedule]:
+        """Schedules beside the planned one of a group, or beside another, by how they differ."""
+        own = schedule or schedule_named(self, name).kernels[0].schedule
+        return _of_equal(self, name, own, "neighbours", neighbours).value
+
+    def smaller(self, name: str, count: int) -> list[Schedule]:
+        """The next schedules of a group, each with fewer values per thread."""
+        return _of_equal(self, name, None, ("smaller", count), lambda g, target: smaller(g, target, count)).value
 
 
 def lower(graph: GraphModule, target: Target, options: Options, record: CompileRecord) -> LoweredGraph:
@@ -121,16 +132,14 @@ def plan_regions(lowered: LoweredGraph, regions: Regions, limits: Limits = NO_LI
     return PlannedGraph(lowered, regions.program, plan, names, limits)
 
 
-def compile_entry(
-    planned: PlannedGraph, record: CompileRecord, choices: Mapping[str, Choice]
-) -> tuple[GraphEntry, Wrapper | None]:
+def compile_entry(planned: PlannedGraph, record: CompileRecord, choices: Choices) -> tuple[GraphEntry, Wrapper | None]:
     """What a graph becomes, ready to be built, and what to wrap around its call, if it is to be checked.
 
-    `choices`: which schedule of a group is wanted, by the name of its kernels, where it is not the first.
+    `choices`: the schedule that is wanted of a group, by the name of its kernels, where it is not the planned one.
     """
     target, program, plan = planned.target, planned.program, planned.plan
     with stage(record, "schedule"):
-        scheduled = {g: schedule_named(planned, n, choices.get(n, FIRST)) for n, g in planned.names.items()}
+        scheduled = {g: schedule_named(planned, n, choices.get(n)) for n, g in planned.names.items()}
     with stage(record, "emit"):
         sources, numbers = emit_kernels(planned, [k for s in scheduled.values() for k in s.kernels])
         checks = planned.lowered.options.debug >= CHECK_LEVEL
@@ -140,20 +149,28 @@ def compile_entry(
     return entry, (lambda call: checked(call, program, plan)) if checks else None
 
 
-def schedule_named(planned: PlannedGraph, name: str, choice: Choice) -> ScheduledGroup:
-    """The kernels of one group as a choice has them; equal groups have the same ones, over their own buffers."""
-    group = planned.names[name]
-    target = planned.limits.narrowed(planned.target, group.members)
+def schedule_named(planned: PlannedGraph, name: str, schedule: Schedule | None = None) -> ScheduledGroup:
+    """The kernels of one group, by another schedule if one is given."""
 
-    def built() -> ScheduledGroup:
-        scheduled = schedule_group(group, target, "", choice)
+    def built(group: Group, target: Target) -> ScheduledGroup:
+        scheduled = schedule_group(group, target, "")
         for kernel in scheduled.kernels:
             verify_kernel(kernel)
         return scheduled
 
-    about = "built", target, choice, group.products, group.beside, group.tiled, group.schedule
-    answer = planned.lowered.answers.ask(about, group.stores, (), built)
-    return answer.value.over(answer.own, name, group.origins)
+    answer = _of_equal(planned, name, schedule, "built", built)
+    return answer.value.over(answer.own, name, planned.names[name].origins)
+
+
+def _of_equal(
+    planned: PlannedGraph, name: str, schedule: Schedule | None, about: Hashable, answer: Callable[[Group, Target], T]
+) -> Answer[T]:
+    """An answer about a group; equal groups have the same one, over their own buffers."""
+    group = planned.names[name]
+    target = planned.limits.narrowed(planned.target, group.members)
+    wanted = replace(group, schedule=schedule or group.schedule)
+    ask = planned.lowered.answers.ask
+    return ask((about, target, wanted.schedule), group.stores, (), lambda: answer(wanted, target))
 
 
 def emit_kernels(

@@ -9,15 +9,15 @@ keep their limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import KernelBuildError
 from .explain.debug import build_progress
-from .ir.choice import AS_RULED, FIRST, Adjustment, Choice, group_name
 from .ir.limits import FOLLOWERS, OPERANDS, PRODUCTS, Limits
 from .ir.plan import Group
 from .ir.record import CompileRecord, Decision, KernelRecord, stage
+from .ir.schedule import Schedule
 from .ir.target import Target
 from .runtime.cache import Cache
 from .runtime.entries import GraphEntry
@@ -25,6 +25,7 @@ from .runtime.kernels import Builder, LoadedKernel, build_each
 
 if TYPE_CHECKING:
     from .pipeline import PlannedGraph
+
 
 # Schedules of a group after the first. Of products whose operands are computed inside: smaller tiles would compute
 # them more often. Of products without: the last ones have few rows, and read the other matrix many times.
@@ -34,13 +35,13 @@ TOO_LARGE = 1 << 62  # bytes spilled by what does not run at all
 UNCOUNTED_BYTES = 2048
 # A load less in flight costs up to 1.3 times the time (attention on one H200): programs must gain more than that.
 LEAST_GAIN = 1.5
-FEWER_LOADS = Adjustment(stages=-1)
+FEWER_LOADS = "stages -1"
 _GIVEN_UP = {
     OPERANDS: "operands of its products come from memory",
     FOLLOWERS: "what follows its products is not in their kernel",
     PRODUCTS: "its products are the library's",
 }
-_Key = tuple[frozenset[str] | bool, ...]
+_Key = tuple[frozenset[str] | bool | Schedule | None, ...]
 
 
 class UnbuiltGroups(KernelBuildError):
@@ -58,7 +59,7 @@ def build_entry(entry: GraphEntry, record: CompileRecord, builder: Builder, cach
     problems: dict[str, KernelBuildError] = {}
     for source, found in zip(entry.kernels, built, strict=True):
         if isinstance(found, KernelBuildError):
-            problems |= {group_name(k.name): found for k in record.kernels if k.source == source.text}
+            problems |= {k.group: found for k in record.kernels if k.source == source.text}
         elif isinstance(found, BaseException):
             raise found
     if problems:
@@ -94,35 +95,39 @@ class Resources:
 
     def __init__(self, notes: list[Decision]) -> None:
         self.notes = notes
-        self._seen: dict[_Key, dict[Choice, _Seen]] = {}
+        self._seen: dict[_Key, dict[Schedule | None, _Seen]] = {}  # None: the planned schedule
 
-    def choices(self, planned: PlannedGraph) -> dict[str, Choice]:
-        """Which schedules the groups of a plan get, where it is not the first."""
-        found = {name: self._choice(group, planned) for name, group in planned.names.items()}
-        return {n: choice for n, choice in found.items() if choice != FIRST}
+    def choices(self, planned: PlannedGraph) -> dict[str, Schedule]:
+        """Which schedules the groups of a plan get, where it is not the planned one."""
+        found = {name: self._choice(name, planned) for name in planned.names}
+        return {name: schedule for name, schedule in found.items() if schedule is not None}
 
-    def _choice(self, group: Group, planned: PlannedGraph) -> Choice:
+    def _choice(self, name: str, planned: PlannedGraph) -> Schedule | None:
         """The first schedule that was not seen to spill; the one that spills least where all do."""
-        seen = self._seen.get(_key(group, planned), {})
-        candidates = [Choice(k) for k in range(1 + _candidates(group, planned.limits))]
-        for choice in candidates:
-            found, fewer_loads = seen.get(choice), replace(choice, adjustment=FEWER_LOADS)
+        seen = self._seen.get(_key(planned.names[name], planned), {})
+        for schedule in (candidates := self._candidates(name, planned) if seen else [None]):
+            found = seen.get(schedule)
             if found is None or not (found.spilled or found.crowded):
-                return choice
+                return schedule
             if not found.spilled:
+                fewer_loads = planned.neighbours(name, schedule).get(FEWER_LOADS, schedule)
                 less = seen.get(fewer_loads)
-                return fewer_loads if less is None or (not less.spilled and less.held > found.held) else choice
-        return min(candidates, key=lambda choice: seen[choice].spilled)
+                return fewer_loads if less is None or (not less.spilled and less.held > found.held) else schedule
+        return min(candidates, key=lambda schedule: seen[schedule].spilled)
+
+    def _candidates(self, name: str, planned: PlannedGraph) -> list[Schedule | None]:
+        """The planned schedule, then smaller ones."""
+        return [None, *planned.smaller(name, _count(planned.names[name], planned.limits))]
 
     def after(self, planned: PlannedGraph, kernels: Sequence[KernelRecord]) -> Limits:
         """The limits of the next plan; those of this one where it may stay."""
         limits = planned.limits
         for name, group in planned.names.items():
-            choice, seen = self._choice(group, planned), self._seen.setdefault(_key(group, planned), {})
-            if choice not in seen:
-                own = [k for k in kernels if group_name(k.name) == name]
-                seen[choice] = self._facts(own, group, choice, planned.target)
-            following = self._choice(group, planned)
+            schedule, seen = self._choice(name, planned), self._seen.setdefault(_key(group, planned), {})
+            if schedule not in seen:
+                own = [k for k in kernels if k.group == name]
+                seen[schedule] = self._facts(own, name, schedule, planned)
+            following = self._choice(name, planned)
             if following not in seen or not seen[following].spilled:
                 continue
             tighter = limits.tightened(group, planned.target)
@@ -131,14 +136,18 @@ class Resources:
                 self._note(name, "spill", f"every schedule spills: {_limit_text(group, limits, planned.target)}")
         return limits
 
-    def _facts(self, kernels: Sequence[KernelRecord], group: Group, choice: Choice, target: Target) -> _Seen:
+    def _facts(
+        self, kernels: Sequence[KernelRecord], name: str, schedule: Schedule | None, planned: PlannedGraph
+    ) -> _Seen:
         """The facts of a group's kernels; a group with products has them in its first kernel."""
-        first, tried, ruled = kernels[0], choice.candidate, choice.adjustment == AS_RULED
+        candidates = self._candidates(name, planned) if schedule else [schedule]
+        first, target, ruled = kernels[0], planned.target, schedule in candidates
+        tried, products = candidates.index(schedule) if ruled else 0, planned.names[name].products
         held, wanted = (
             target.resident_programs(first.registers, max(0, first.shared_bytes - uncounted), first.threads)
             for uncounted in (0, UNCOUNTED_BYTES)
         )
-        seen = _Seen(max(_spilled(k, target) for k in kernels), held, wanted if group.products and ruled else 0)
+        seen = _Seen(max(_spilled(k, target) for k in kernels), held, wanted if products and ruled else 0)
         for kernel in kernels:
             if ruled and _spilled(kernel, target):
                 self._note(kernel.name, "spill", _spill_text(kernel, tried))
@@ -164,10 +173,10 @@ def _key(group: Group, planned: PlannedGraph) -> _Key:
     """What has the same schedules in every plan."""
     carries = planned.limits.narrowed(planned.target, group.members) is planned.target
     names = (frozenset(x.buffer.name for x in part) for part in (group.members, group.stores))
-    return *names, carries, group.products, group.beside, group.tiled
+    return *names, carries, group.schedule
 
 
-def _candidates(group: Group, limits: Limits) -> int:
+def _count(group: Group, limits: Limits) -> int:
     if not group.products:
         return CANDIDATES
     return PRODUCT_CANDIDATES if limits.given_up(group.members) else WITH_OPERANDS

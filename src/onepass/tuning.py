@@ -1,6 +1,6 @@
 """Tuning by measuring: where a kernel is far from its floor, a few neighbours of its schedule are timed.
 
-Takes a planned graph whose kernels are built, gives an `Outcome` for every group: how to adjust its schedule, and
+Takes a planned graph whose kernels are built, gives an `Outcome` for every group: how to change its schedule, and
 what was tried. The search walks from the rules' own layout to a faster neighbour, as long as there is one and
 budget is left. Layouts change, programs do not: sums may be added in another order, nothing else. Groups with the most
 to gain come first: time above the price, times the kernels that are equal.
@@ -13,18 +13,18 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from .analysis.nest import Refusal
 from .codegen.trial import emit_trial
-from .ir.choice import FIRST, Adjustment, Choice, group_name
 from .ir.expr import Random, postorder
 from .ir.plan import Group
 from .ir.record import CompileRecord, TrialRecord
+from .ir.schedule import Schedule
 from .ir.source import KernelSource, Trial
 from .lowering.fingerprint import environment_key
-from .pipeline import PlannedGraph, emit_kernels, schedule_named
+from .pipeline import Choices, PlannedGraph, emit_kernels, schedule_named
 from .planner.cost import SMALLEST_US, predict_us
 from .runtime.cache import Cache
 from .runtime.kernels import Builder, LoadedKernel, build_each, processors
@@ -59,9 +59,9 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a group's schedule is to be adjusted, and why: for people, with all that was tried."""
+    """How a group's schedule is to be changed, one step after another, and why: for people, with all that was tried."""
 
-    adjustment: Adjustment
+    changes: tuple[str, ...]
     summary: str
     trials: tuple[TrialRecord, ...] = ()
 
@@ -73,9 +73,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """A group with its schedule adjusted in one way: its sources in launch order, and how to launch them."""
+    """A group by one schedule: its sources in launch order, and how to launch them. `changes`: steps from its own."""
 
-    adjustment: Adjustment
+    changes: tuple[str, ...]
+    schedule: Schedule
     sources: tuple[KernelSource, ...]
     trial: Trial
 
@@ -106,7 +107,7 @@ _decided: dict[_Key, Outcome] = {}  # what this process has found: equal layers 
 
 
 def tune_groups(
-    planned: PlannedGraph, choices: Mapping[str, Choice], record: CompileRecord, workshop: Workshop
+    planned: PlannedGraph, choices: Choices, record: CompileRecord, workshop: Workshop
 ) -> dict[str, Outcome]:
     """What measuring says of every group, by the name of its kernels. `record`: of the schedules as they are."""
     effort = EFFORTS[planned.lowered.options.tune]
@@ -124,10 +125,10 @@ def tune_groups(
             elif planned.lowered.options.tune == "quick" and _draws(planned.names[name]):
                 version = DRAWING
             else:
-                version = _version(planned, name, choices.get(name, FIRST))
+                version = _version(planned, name, (), choices.get(name))
             if isinstance(version, Refusal):
                 summary = f"not measured: predicted {predicted_us:.3g} us, {version.reason}"
-                outcomes[name] = Outcome(choices.get(name, FIRST).adjustment, summary)
+                outcomes[name] = Outcome((), summary)
                 continue
             key = _key(planned, version, workshop)
             equal.setdefault(key, []).append(name)
@@ -142,7 +143,7 @@ def tune_groups(
             else:
                 slow.append((ruled.record.time_us - floor_us, key, ruled))
         slow.sort(key=lambda s: s[0] * len(equal[s[1]]), reverse=True)
-        searches = {key: _Search(planned, equal[key][0], choices, ruled, effort, workshop) for _, key, ruled in slow}
+        searches = {key: _Search(planned, equal[key][0], ruled, effort, workshop) for _, key, ruled in slow}
         at_once = max(1, processors() // effort.alternatives)
         for number, (key, search) in enumerate(searches.items()):
             if number % at_once == 0 and workshop.now() < end:
@@ -157,25 +158,17 @@ def tune_groups(
 class _Search:
     """The walk of one group."""
 
-    def __init__(
-        self,
-        planned: PlannedGraph,
-        name: str,
-        choices: Mapping[str, Choice],
-        ruled: _Tried,
-        effort: Effort,
-        workshop: Workshop,
-    ) -> None:
+    def __init__(self, planned: PlannedGraph, name: str, ruled: _Tried, effort: Effort, workshop: Workshop) -> None:
         """`ruled`: the rules' own version."""
-        self.planned, self.name, self.choice = planned, name, choices.get(name, FIRST)
+        self.planned, self.name = planned, name
         self.ruled, self.effort, self.workshop = ruled, effort, workshop
-        self.asked = {ruled.version.adjustment}
+        self.asked = {ruled.version.schedule}
         self.seen = {ruled.version.keys}
 
     @functools.cached_property
     def first(self) -> list[_Version]:
         """The neighbours of the rules' version, with which the walk begins."""
-        return list(itertools.islice(self._unmet(self.ruled.version.adjustment), self.effort.alternatives))
+        return list(itertools.islice(self._unmet(self.ruled.version), self.effort.alternatives))
 
     def run(self, end: float) -> Outcome:
         """Start at the rules' own version and stop at `end` at the latest, up to one round of building."""
@@ -185,7 +178,7 @@ class _Search:
         while moved and self.workshop.now() < end:
             moved = False
             left = max(0, self.effort.alternatives + 1 - len(tried))
-            around = self.first if len(tried) == 1 else [*itertools.islice(self._unmet(best.version.adjustment), left)]
+            around = self.first if len(tried) == 1 else [*itertools.islice(self._unmet(best.version), left)]
             for first in range(0, len(around), at_once):
                 if self.workshop.now() >= end:
                     break
@@ -196,13 +189,13 @@ class _Search:
                         best, moved = found, True
         return self._outcome(best, tried)
 
-    def _unmet(self, adjustment: Adjustment) -> Iterator[_Version]:
+    def _unmet(self, beside: _Version) -> Iterator[_Version]:
         """Neighbours that were not met before."""
-        for neighbour in adjustment.neighbours():
+        for change, neighbour in self.planned.neighbours(self.name, beside.schedule).items():
             if neighbour in self.asked:
                 continue
             self.asked.add(neighbour)
-            version = _version(self.planned, self.name, replace(self.choice, adjustment=neighbour))
+            version = _version(self.planned, self.name, (*beside.changes, change), neighbour)
             if isinstance(version, _Version) and version.keys not in self.seen:
                 self.seen.add(version.keys)
                 yield version
@@ -217,9 +210,9 @@ class _Search:
         time_us = f"{ruled.record.time_us:.3g} us as the rules say"
         if best is ruled:
             others = f"of {len(tried) - 1} others none is better" if len(tried) > 1 else "no other was tried"
-            return Outcome(ruled.version.adjustment, f"{time_us}; {others}", records)
-        summary = f"{best.record.time_us:.3g} us with {best.version.adjustment}; {time_us}"
-        return Outcome(best.version.adjustment, summary, records)
+            return Outcome((), f"{time_us}; {others}", records)
+        summary = f"{best.record.time_us:.3g} us with {best.record.change}; {time_us}"
+        return Outcome(best.version.changes, summary, records)
 
 
 def _fastest(first: _Tried, again: _Tried) -> _Tried:
@@ -228,13 +221,13 @@ def _fastest(first: _Tried, again: _Tried) -> _Tried:
 
 def _settled(ruled: _Tried, floor_us: float, effort: Effort) -> Outcome | None:
     """What is decided after the first measurement, if it is."""
-    record, adjustment = ruled.record, ruled.version.adjustment
+    record = ruled.record
     if record.problem:
-        return Outcome(adjustment, f"not measured: {record.problem}")
+        return Outcome((), f"not measured: {record.problem}")
     if record.time_us > effort.near_floor * floor_us or record.spilled_bytes:
         return None
     summary = f"{record.time_us:.3g} us, {record.time_us / floor_us:.2f} of its floor"
-    return Outcome(adjustment, summary, (replace(record, chosen=True),))
+    return Outcome((), summary, (replace(record, chosen=True),))
 
 
 def _keep(key: _Key, outcome: Outcome, workshop: Workshop) -> None:
@@ -250,7 +243,7 @@ def _stored(key: _Key, workshop: Workshop) -> Outcome | None:
         if data is None:
             return None
         trials = tuple(TrialRecord(**t) for t in data["trials"])
-        _decided[key] = Outcome(Adjustment(**data["adjustment"]), str(data["summary"]), trials)
+        _decided[key] = Outcome(tuple(map(str, data["changes"])), str(data["summary"]), trials)
     except (KeyError, TypeError):  # of another make
         return None
     return _decided[key]
@@ -266,19 +259,29 @@ def _draws(group: Group) -> bool:
 
 def expected_us(planned: PlannedGraph, name: str, record: CompileRecord) -> tuple[float, float]:
     """What the model predicts of a group, and its floor."""
-    found = [k for k in record.kernels if group_name(k.name) == name]
+    found = [k for k in record.kernels if k.group == name]
     moved = sum(k.bytes_read + k.bytes_written for k in found)
     predicted = sum(k.predicted_us for k in found)
     return predicted, max(predicted, predict_us(moved, 0.0, len(found), planned.target))
 
 
-def _version(planned: PlannedGraph, name: str, choice: Choice) -> _Version | Refusal:
-    scheduled = schedule_named(planned, name, choice)
+def changed(planned: PlannedGraph, name: str, schedule: Schedule | None, changes: Sequence[str]) -> Schedule | None:
+    """The schedule so many steps from another, which is the planned one where none is given."""
+    for change in changes:
+        schedule = planned.neighbours(name, schedule)[change]
+    return schedule
+
+
+def _version(
+    planned: PlannedGraph, name: str, changes: tuple[str, ...], schedule: Schedule | None
+) -> _Version | Refusal:
+    scheduled = schedule_named(planned, name, schedule)
     trial = emit_trial(scheduled)
     if isinstance(trial, Refusal):
         return trial
     sources, numbers = emit_kernels(planned, list(scheduled.kernels), name == next(iter(planned.names)))
-    return _Version(choice.adjustment, tuple(sources[numbers[k]] for k in scheduled.kernels), trial)
+    own = tuple(sources[numbers[k]] for k in scheduled.kernels)
+    return _Version(changes, schedule or scheduled.kernels[0].schedule, own, trial)
 
 
 def _key(planned: PlannedGraph, version: _Version, workshop: Workshop) -> _Key:
@@ -299,7 +302,7 @@ def _build(versions: Sequence[_Version], workshop: Workshop) -> list[LoadedKerne
 def _timed(
     version: _Version, built: Sequence[LoadedKernel | BaseException], workshop: Workshop, worst_us: float
 ) -> TrialRecord:
-    change = str(version.adjustment)
+    change = ", ".join(version.changes) or "as the rules say"
     for kernel in built:
         if isinstance(kernel, BaseException):
             return TrialRecord(change, 0.0, problem=f"not built: {str(kernel).splitlines()[0]}")

@@ -15,7 +15,6 @@ from tests.tuning.planned import planned, traced
 
 from onepass.analysis.nest import Refusal
 from onepass.codegen.trial import emit_trial
-from onepass.ir.choice import FIRST
 from onepass.ir.options import Options
 from onepass.ir.record import CompileRecord
 from onepass.ir.source import Trial
@@ -41,7 +40,7 @@ def trials(graph: PlannedGraph) -> list[tuple[Trial | Refusal, list[Any]]]:
     """Of every group: its trial, and its kernels as they are launched."""
     found = []
     for name in graph.names:
-        scheduled = schedule_named(graph, name, FIRST)
+        scheduled = schedule_named(graph, name)
         sources, numbers = emit_kernels(graph, list(scheduled.kernels))
         found.append((emit_trial(scheduled), [sources[numbers[k]] for k in scheduled.kernels]))
     return found

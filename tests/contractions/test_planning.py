@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
+import onepass.analysis.contraction as contraction
+import onepass.analysis.rows as rows
 import onepass.backend
-import onepass.planner.chooser as chooser
-import onepass.planner.contraction_rows as contraction_rows
 from tests.contractions.judging import explained
 
 pytest.importorskip("triton")
@@ -33,11 +33,11 @@ def tried(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many regions are looked at in a model of so many layers."""
     calls = 0
 
-    def counted(contract: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def counted(unify: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def count(stores: Any) -> Any:
             nonlocal calls
             calls += 1
-            return contract(stores)
+            return unify(stores)
 
         return count
 
@@ -50,8 +50,8 @@ def tried(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return x
 
     with monkeypatch.context() as patch:
-        patch.setattr(chooser, "contract", counted(chooser.contract))
-        patch.setattr(contraction_rows, "arrange", counted(contraction_rows.arrange))
+        for module in (contraction, rows):
+            patch.setattr(module, "unify", counted(module.unify))
         e = onepass.explain(
             model, torch.randn(2, 64, WIDTH, dtype=torch.bfloat16), *weights, target="sm_90", options={"cache": False}
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def answers(e: onepass.Explanation) -> list[tuple[bool, str]]:
 def times(reason: str) -> tuple[float, float]:
     """The predicted times that decided; of the first perhaps only what it takes at least."""
     both = r"predicted ([\d.]+) us with states of tiles, ([\d.]+) us by the library and one more"
-    bound = r"at least ([\d.]+) us with states of tiles, predicted ([\d.]+) us without"
+    bound = r"at least ([\d.]+) us with states of tiles, predicted ([\d.]+) us by the library and one more"
     numbers = re.match(both, reason) or re.match(bound, reason)
     assert numbers, reason
     return float(numbers[1]), float(numbers[2])
@@ -139,8 +140,8 @@ def test_on_a_cpu_nothing_changes() -> None:
 
 @pytest.fixture
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_apart", lambda *_: (math.inf, 0.0))
-    monkeypatch.setattr(planning, "row_time", lambda *_: math.inf)
+    whatever = replace(planning.TILES, without=lambda *_: (math.inf, 0.0), rival=None)
+    monkeypatch.setattr(planning, "TILES", whatever)
 
 
 def with_bias(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:

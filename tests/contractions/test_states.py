@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ INFINITY, NAN = float("inf"), float("nan")
 @pytest.fixture(autouse=True)
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """These sizes are for an interpreter: what can leave states does. What pays is `test_state_planning.py`."""
-    monkeypatch.setattr(planning, "_apart", lambda *_: (math.inf, 0.0))
-    monkeypatch.setattr(planning, "row_time", lambda *_: math.inf)
+    whatever = replace(planning.TILES, without=lambda *_: (math.inf, 0.0), rival=None)
+    monkeypatch.setattr(planning, "TILES", whatever)
 
 
 def together(function: Callable[..., object], *arguments: Tensor) -> None:

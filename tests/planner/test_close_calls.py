@@ -198,7 +198,8 @@ def test_side_by_side(accepted: bool) -> None:
     assert decision.accepted == accepted and decision.reason.startswith("measured ")
     assert "us side by side in one launch, " in decision.reason and " us in 3 (predicted " in decision.reason
     together, apart = judge.questions[-1]
-    assert together.regions[0].beside and len(together.program.outputs) == 3
+    (joined,) = together.regions
+    assert joined.chosen and len(joined.chosen.schedule.shares) == 3 and len(together.program.outputs) == 3
     assert [len(r.members) for r in apart.regions] == [2]
     assert [type(s) for s in apart.program.statements].count(Extern) == 2
     assert len(graph.plan.steps) == (1 if accepted else 3)

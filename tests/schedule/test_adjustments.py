@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,8 @@ pytest.importorskip("triton")
 
 from tests.tuning.planned import planned
 
-from onepass.ir.choice import AS_RULED, Adjustment, Choice
 from onepass.ir.record import CompileRecord
+from onepass.ir.schedule import Schedule
 from onepass.ir.target import find_target
 from onepass.pipeline import PlannedGraph, compile_entry
 from onepass.runtime.builders import builder_for
@@ -48,11 +49,22 @@ PRODUCTS: dict[str, Case] = {
     "states of tiles": (lambda x, w: torch.logsumexp(x @ w, -1), ((70, 48), (48, 300)), "rows by"),
     "side by side": (lambda x, v, w: ((x @ v).relu(), (x @ w) * 2), ((70, 48), (48, 64), (48, 32)), "columns by"),
 }
-FAR = Adjustment(warps=-2, lanes=3, block=3, chunk=-3)
+FAR = *["warps / 2"] * 2, *["lanes x 2"] * 3, *["block x 2"] * 3, *["chunk / 2"] * 3
 
 
-def entry_of(graph: PlannedGraph, adjustment: Adjustment) -> GraphEntry:
-    return compile_entry(graph, CompileRecord(), {name: Choice(0, adjustment) for name in graph.names})[0]
+def entry_of(graph: PlannedGraph, *changes: str) -> GraphEntry:
+    """The graph with its schedules changed step by step; a step that a schedule does not have is left out."""
+    choices: dict[str, Schedule] = {}
+    for name in graph.names:
+        for change in changes:
+            beside = graph.neighbours(name, choices.get(name))
+            choices |= {name: beside[change]} if change in beside else {}
+    return compile_entry(graph, CompileRecord(), choices)[0]
+
+
+def all_changes(graph: PlannedGraph) -> list[str]:
+    """How the neighbours of a graph's schedules differ from them."""
+    return list(dict.fromkeys(change for name in graph.names for change in graph.neighbours(name)))
 
 
 def values(graph: PlannedGraph, entry: GraphEntry, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -66,11 +78,11 @@ def test_neighbours_compute_the_same(name: str) -> None:
     function, shapes, kind = (CASES | PRODUCTS)[name]
     inputs = [torch.randn(s) * (0.2 if name in PRODUCTS else 1) for s in shapes]
     graph = planned(function, *inputs)
-    ruled = entry_of(graph, AS_RULED)
+    ruled = entry_of(graph)
     assert any(kind in k.schedule for k in ruled.record.kernels), ruled.record.kernels[0].schedule
     keys = {ruled.kernels[0].key}
-    for adjustment in (*AS_RULED.neighbours(), FAR):
-        entry = entry_of(graph, adjustment)
+    for changes in (*((change,) for change in all_changes(graph)), FAR):
+        entry = entry_of(graph, *changes)
         if entry.kernels[0].key in keys:
             continue  # it has nothing that could change
         keys.add(entry.kernels[0].key)
@@ -79,7 +91,7 @@ def test_neighbours_compute_the_same(name: str) -> None:
         expected = function(*inputs)
         expected = list(expected) if isinstance(expected, tuple) else [expected]
         for ours, exact in zip(values(graph, entry, inputs), expected, strict=True):
-            torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5, msg=lambda m: f"{adjustment}: {m}")  # noqa: B023
+            torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5, msg=lambda m: f"{changes}: {m}")  # noqa: B023
     assert len(keys) >= 4, "too little to choose from"
 
 
@@ -88,8 +100,8 @@ def test_neighbours_compute_the_same(name: str) -> None:
 def test_neighbours_build(name: str) -> None:
     function, shapes, _ = CASES[name]
     graph = planned(function, *(torch.randn(s) for s in shapes), target="sm_90")
-    ruled = entry_of(graph, AS_RULED)
-    sources = {s.key: s for a in AS_RULED.neighbours() for s in entry_of(graph, a).kernels}
+    ruled = entry_of(graph)
+    sources = {s.key: s for change in all_changes(graph) for s in entry_of(graph, change).kernels}
     built = [k.function.built for k in build_kernels(list(sources.values()), builder_for(graph.target))]  # type: ignore[attr-defined]
     assert all(b.registers and b.shared <= find_target("sm_90").shared_bytes for b in built)
     assert {s.warps for s in sources.values()} > {ruled.kernels[0].warps}
@@ -102,26 +114,30 @@ def test_neighbours_of_products_build() -> None:
         graph = planned(PRODUCTS["attention"][0], *inputs, target="sm_90")
     assert [g.products for g in graph.names.values()] == [True]
     shared: dict[str, int] = {}
-    for adjustment in (AS_RULED, *(Adjustment(**{name: n}) for name in ("stages", "block", "lanes") for n in (1, -1))):
-        (kernel,) = build_kernels(entry_of(graph, adjustment).kernels, builder_for(graph.target))
-        shared[str(adjustment)] = kernel.function.built.shared  # type: ignore[attr-defined]
+    for change in ("", "stages +1", "stages -1", "block x 2", "block / 2", "lanes x 2", "lanes / 2"):
+        (kernel,) = build_kernels(entry_of(graph, change).kernels, builder_for(graph.target))
+        shared[change] = kernel.function.built.shared  # type: ignore[attr-defined]
     assert max(shared.values()) <= find_target("sm_90").shared_bytes
-    ruled = shared.pop(str(AS_RULED))
+    ruled = shared.pop("")
     assert all((n > ruled) == ("+" in change or "x" in change) for change, n in shared.items()), (ruled, shared)
 
 
 def test_a_program_has_at_most_1024_threads_and_at_least_one_warp() -> None:
     graph = planned(lambda x: x + 1, torch.randn(1 << 20), target="sm_90")
-    assert [entry_of(graph, Adjustment(warps=w)).kernels[0].warps for w in (-9, 9)] == [1, 32]
+    assert [entry_of(graph, *[change] * 9).kernels[0].warps for change in ("warps / 2", "warps x 2")] == [1, 32]
 
 
 def test_tiles_too_large_for_any_thread_are_not_made() -> None:
     graph = planned(lambda x: x.softmax(-1), torch.randn(4000, 4096), target="sm_90")
-    ruled = entry_of(graph, AS_RULED).kernels[0]
-    assert entry_of(graph, Adjustment(block=6)).kernels[0].key == ruled.key
+    (kernel,) = entry_of(graph, *["block x 2"] * 9).kernels
+    (rows,) = re.findall(r"tl\.arange\(0, (\d+)\)\[:, None\]", kernel.text) or ["1"]
+    assert int(rows) * 4096 <= 128 * 32 * kernel.warps
 
 
-def test_words_for_people() -> None:
-    assert str(AS_RULED) == "as the rules say"
-    assert str(Adjustment(warps=1, lanes=-2, stages=1)) == "warps x 2, lanes / 4, stages +1"
-    assert AS_RULED in AS_RULED.neighbours()[0].neighbours() and AS_RULED not in AS_RULED.neighbours()
+def test_a_neighbour_of_a_neighbour_is_the_schedule() -> None:
+    graph = planned(lambda x: x + 1, torch.randn(1 << 20), target="sm_90")
+    (name,) = graph.names
+    ruled = graph.names[name].schedule
+    for there, back in (("warps x 2", "warps / 2"), ("block / 2", "block x 2")):
+        other = graph.neighbours(name)[there]
+        assert other != ruled and graph.neighbours(name, other)[back] == ruled

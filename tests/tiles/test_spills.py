@@ -13,6 +13,7 @@ import onepass
 from onepass.errors import KernelBuildError
 from onepass.ir.limits import NO_LIMITS
 from onepass.ir.record import KernelRecord
+from onepass.ir.schedule import Schedule
 from onepass.ir.source import KernelSource
 from onepass.ir.target import find_target
 from onepass.resources import Resources
@@ -63,13 +64,16 @@ def test_less_is_fused_where_every_schedule_spills(monkeypatch: pytest.MonkeyPat
     assert any("operations, limit" in d.reason for d in graph.decisions if not d.accepted)
 
 
-@pytest.mark.parametrize("change", ["stores", "tiled"])
+@pytest.mark.parametrize("change", ["stores", "schedule"])
 def test_other_kernels_of_the_same_operations_start_anew(change: str) -> None:
     """Planned again, a group may store more or be of another kind: what its schedules spilled is not known then."""
     members = tuple(SimpleNamespace(buffer=SimpleNamespace(name=name)) for name in "ab")
-    first = SimpleNamespace(members=members, stores=members[1:], products=True, beside=False, tiled=True)
-    second = SimpleNamespace(**{**vars(first), **({"stores": members} if change == "stores" else {"tiled": False})})
-    plans = [SimpleNamespace(names={"k0": g}, limits=NO_LIMITS, target=find_target("sm_90")) for g in (first, second)]
+    first = SimpleNamespace(members=members, stores=members[1:], products=True, schedule=Schedule(states=True))
+    other = {"stores": members} if change == "stores" else {"schedule": Schedule()}
+    plans = [
+        SimpleNamespace(names={"k0": g}, limits=NO_LIMITS, target=find_target("sm_90"), smaller=lambda *_: [Schedule()])
+        for g in (first, SimpleNamespace(**{**vars(first), **other}))
+    ]
     spills, spilling = Resources([]), [KernelRecord("k0", [], 0, 0, "", "", 0.0, spilled_bytes=8)]
     assert spills.after(plans[0], spilling) is NO_LIMITS  # type: ignore[arg-type]
     assert [bool(spills.choices(p)) for p in plans] == [True, False]  # type: ignore[arg-type]

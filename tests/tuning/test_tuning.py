@@ -17,7 +17,6 @@ pytest.importorskip("triton")
 from onepass import tuning
 from onepass.errors import KernelBuildError
 from onepass.explain import Explanation
-from onepass.ir.choice import AS_RULED, Adjustment
 from onepass.ir.record import CompileRecord
 from onepass.ir.source import KernelSource, Trial
 from onepass.pipeline import PlannedGraph, compile_entry
@@ -120,7 +119,7 @@ def one(graph: PlannedGraph, stopwatch: Scripted, builder: InterpretedBuilder | 
 def test_the_fastest_is_taken(chip: str) -> None:
     stopwatch = Scripted([50, 60, 30, 70, 40, 30, 50], chip)
     outcome = one(planned(scaled, torch.randn(LARGE)), stopwatch)
-    assert outcome.adjustment == Adjustment(warps=-1)
+    assert outcome.changes == ("warps / 2",)
     assert [t.time_us for t in outcome.trials] == [50, 60, 30, 70, 40]
     assert [t.chosen for t in outcome.trials] == [False, False, True, False, False]
     assert outcome.summary == "30 us with warps / 2; 50 us as the rules say"
@@ -131,7 +130,7 @@ def test_the_fastest_is_taken(chip: str) -> None:
 def test_the_rules_stay_where_no_other_is_clearly_faster(script: list[float], chip: str) -> None:
     """Also where one was, once."""
     outcome = one(planned(scaled, torch.randn(LARGE)), Scripted(script, chip))
-    assert outcome.adjustment == AS_RULED and [t.chosen for t in outcome.trials] == [True, *[False] * 4]
+    assert not outcome.changes and [t.chosen for t in outcome.trials] == [True, *[False] * 4]
     assert "none is better" in outcome.summary
 
 
@@ -153,7 +152,7 @@ def test_what_is_at_its_floor_is_left_alone(tune: str, chip: str) -> None:
     near, floor_us = EFFORTS[tune].near_floor, record.kernels[0].predicted_us
     stopwatch = Scripted([floor_us * (near - 0.01)], chip)
     outcome = one(graph, stopwatch)
-    assert stopwatch.asked == 1 and outcome.adjustment == AS_RULED and "of its floor" in outcome.summary
+    assert stopwatch.asked == 1 and not outcome.changes and "of its floor" in outcome.summary
     above = Scripted([floor_us * (near + 0.01)], chip + " that is slower")
     one(graph, above)
     assert above.asked > 1
@@ -169,7 +168,7 @@ def test_what_cannot_be_measured_stays(chip: str) -> None:
     """Until the next graph asks."""
     stopwatch = Scripted(["no memory", 50], chip)
     graph = planned(scaled, torch.randn(LARGE))
-    assert one(graph, stopwatch) == Outcome(AS_RULED, "not measured: no memory")
+    assert one(graph, stopwatch) == Outcome((), "not measured: no memory")
     assert one(graph, stopwatch).trials
 
 
@@ -180,7 +179,7 @@ def test_alternatives_that_fail_are_passed_over(chip: str) -> None:
     outcome = one(graph, Scripted([50, "out of shared memory", 40, 45, 40, 50], chip), Spilling(failing=[2 * warps]))
     assert outcome.trials[1].problem.startswith("not built: ")
     assert outcome.trials[2].problem == "out of shared memory"
-    assert outcome.adjustment == Adjustment(block=1)
+    assert outcome.changes == ("block x 2",)
 
 
 @pytest.mark.parametrize("ruled_spills", [False, True])
@@ -189,10 +188,10 @@ def test_nothing_that_spills_is_chosen_where_something_does_not(ruled_spills: bo
     warps = compile_entry(graph, CompileRecord(), {})[0].kernels[0].warps
     if ruled_spills:  # and so do all but the slowest
         outcome = one(graph, Scripted([50, 90, 20], chip), Spilling(spilling=[warps, warps // 2]))
-        assert outcome.adjustment == Adjustment(warps=1)
+        assert outcome.changes == ("warps x 2",)
     else:
         outcome = one(graph, Scripted([50, 20, 45, 50, 50, 45, 50], chip), Spilling(spilling=[2 * warps]))
-        assert outcome.trials[1].spilled_bytes == 64 and outcome.adjustment == Adjustment(warps=-1)
+        assert outcome.trials[1].spilled_bytes == 64 and outcome.changes == ("warps / 2",)
 
 
 def test_the_budget_is_kept(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +274,7 @@ def test_products_are_tuned(chip: str) -> None:
     outcome = one(graph, Falling((), chip))
     tried = {t.change for t in outcome.trials}
     assert {"warps x 2", "lanes / 2", "block x 2", "block / 2", "stages +1", "stages -1"} <= tried
-    assert outcome.trials[-1].chosen and outcome.adjustment != AS_RULED
+    assert outcome.trials[-1].chosen and outcome.changes
 
 
 def test_a_split_is_measured_whole(chip: str) -> None:
@@ -284,7 +283,7 @@ def test_a_split_is_measured_whole(chip: str) -> None:
     compile_entry(graph, record, {})
     assert len(record.kernels) == 2
     outcome = one(graph, Scripted([900, 900, 900, 900, 400, 400, 900], chip))
-    assert outcome.adjustment != AS_RULED
+    assert outcome.changes
 
 
 DYNAMIC: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {

@@ -1,11 +1,12 @@
-"""`contractions`: the roles of classes in a group with matrix products, or why the group has no program."""
+"""The roles of classes in a group with matrix products, or why the group has no program."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ..ir.expr import Reduce
-from ..ir.plan import Group, Store
+from ..ir.plan import Store
+from ..ir.schedule import Schedule
 from .contraction import Contraction
 from .inline import reductions
 from .nest import Refusal
@@ -13,11 +14,19 @@ from .rows import arrange
 from .tile_states import contract_tiles
 
 
-def contractions(group: Group) -> list[Contraction] | Refusal:
-    """The contractions of a group: several, in the order of their first stores, where they only share a launch."""
+def contractions(stores: Iterable[Store], schedule: Schedule) -> list[Contraction] | Refusal:
+    """The contractions of a group that runs by a schedule of theirs."""
+    if schedule.shares:
+        return side_by_side(stores)
+    found = contract_tiles(stores) if schedule.states else arrange(stores)
+    return found if isinstance(found, Refusal) else [found]
+
+
+def side_by_side(stores: Iterable[Store]) -> list[Contraction] | Refusal:
+    """Contractions that only share a launch, in the order of their first stores."""
     found: list[Contraction] = []
-    for part in _apart(group.stores) if group.beside else [list(group.stores)]:
-        contraction = contract_tiles(part) if group.tiled else arrange(part)
+    for part in _apart(stores):
+        contraction = arrange(part)
         if isinstance(contraction, Refusal):
             return contraction
         found.append(contraction)

@@ -52,15 +52,16 @@ class Group:
 
     stores: tuple[Store, ...]
     members: tuple[Define, ...]
-    products: bool = False  # matrix products are computed inside
-    beside: bool = False  # several of them, with nothing in common but their launch
-    tiled: bool = False  # every tile of them leaves states of reductions, which another kernel merges
-    predicted_us: float | None = None  # of their kernels, where the planner knows more than bytes and operations
     schedule: Schedule | None = None  # how its first kernel runs, where it was priced
 
     @property
     def origins(self) -> tuple[Origin, ...]:
         return tuple(dict.fromkeys(m.origin for m in self.members))
+
+    @property
+    def products(self) -> bool:
+        """Whether matrix products are computed inside."""
+        return self.schedule is not None and self.schedule.multiplies
 
 
 @dataclass(frozen=True, slots=True, eq=False)

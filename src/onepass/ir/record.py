@@ -6,6 +6,7 @@ It is plain data (JSON both ways), so a cache hit explains itself as well as a f
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,11 @@ class KernelRecord:
     threads: int = 0  # of one program; 0 where nobody said
     tuning: str = ""  # what measuring led to, or why nothing was measured; empty where nobody asked
     trials: list[TrialRecord] = field(default_factory=list)  # of a split's first kernel: both kernels together
+
+    @property
+    def group(self) -> str:
+        """The name of the group that the kernel belongs to."""
+        return re.sub(r"_(partial|finish\d*)$", "", self.name)
 
     def note(self, built: Any) -> None:
         """Keep what the chip's own compiler said of the kernel, if it did."""

@@ -46,8 +46,8 @@ class Schedule:
     """How one kernel runs. `order`: the axes of a program's tile, neighbours in memory last.
 
     `way`: which of the ways to number programs it is made for. `split`: the axis that programs share out. `chunks`: how
-    many programs share the sweep of a product. `shares`: the schedules of kernels that have nothing in common but
-    their launch.
+    many programs share the sweep of a product. `states`: every tile of a product leaves states of reductions, which
+    another kernel merges. `shares`: the schedules of kernels that have nothing in common but their launch.
     """
 
     axes: tuple[tuple[Axis, Factor], ...] = ()
@@ -59,6 +59,7 @@ class Schedule:
     chunks: int = 0
     staged: bool = False  # the number of stages is part of the text: it was chosen, not derived
     resident: bool = False  # programs stay and take one tile after another
+    states: bool = False
     shares: tuple[Schedule, ...] = ()
 
     def __str__(self) -> str:
@@ -72,6 +73,11 @@ class Schedule:
         words += [f"{self.warps} warps"] if self.warps else []
         words += [f"{self.stages} stages"] if self.staged else []
         return "; ".join(words)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether the kernel computes matrix products."""
+        return bool(self.shares) or any(factor.role for _, factor in self.axes)
 
     def factor(self, axis: Axis) -> Factor:
         """How an axis runs."""

@@ -6,43 +6,37 @@ already regions with their own epilogues take part as they are. Predicted time d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from ..analysis.contractions import contractions
+from ..analysis.contraction import contract
+from ..analysis.contractions import side_by_side
 from ..analysis.inline import reductions
 from ..analysis.nest import Refusal
 from ..analysis.operands import operands, uncast
 from ..analysis.single_row import vector_and_matrix
 from ..ir.expr import Expr, Load
 from ..ir.limits import FOLLOWERS
-from ..ir.plan import Decision, Group
 from ..ir.program import Define
-from .chooser import Chooser
-from .close_calls import Times
+from .chooser import Chooser, Kind
 from .links import Links
 from .regions import Region
 
 MOST_BESIDE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """A region that may share a launch, as it is planned so far."""
-
-    region: Region
-    time_us: float
+BESIDE = Kind("beside", side_by_side, lambda *_: (0.0, 0.0))
 
 
 def join_beside(chooser: Chooser) -> None:
     """Put regions and single products that read the same matrix into one launch where that is faster."""
     for regions in _sharing(chooser):
-        kept = _independent(regions, chooser.links)[:MOST_BESIDE]
-        sides = [_side(r, chooser) for r in kept]
-        refused = [(r, s.reason) for r, s in zip(kept, sides, strict=True) if isinstance(s, Refusal)]
-        chooser.decisions += [_decision([r], False, reason) for r, reason in refused]
-        known = [s for s in sides if isinstance(s, _Side)]
-        if len(known) > 1:
-            _decide(known, chooser)
+        sides: dict[Region, float] = {}
+        for region in _independent(regions, chooser.links)[:MOST_BESIDE]:
+            found = chooser.contracted(contract, region.members, region.again)
+            if isinstance(found, Refusal):
+                chooser.refuse(BESIDE, _names([region]), found.reason)
+            else:
+                sides[region] = region.chosen.time_us if region.chosen else chooser.apart(region.members, region.again)
+        if len(sides) > 1:
+            _try(chooser, sides)
 
 
 # --- who ---
@@ -89,42 +83,15 @@ def _independent(regions: list[Region], links: Links) -> list[Region]:
 # --- whether ---
 
 
-def _side(region: Region, chooser: Chooser) -> _Side | Refusal:
-    c = chooser.contracted(region.members, region.again)
-    if isinstance(c, Refusal):
-        return c
-    kernel = region in chooser.regions
-    return _Side(region, region.predicted_us if kernel else chooser.apart(region.members, region.again))
-
-
-def _decide(sides: list[_Side], chooser: Chooser) -> None:
-    """One launch of all sides, if it is predicted to be faster."""
-    regions = [s.region for s in sides]
-    members = tuple(sorted((d for r in regions for d in r.members), key=chooser.order.__getitem__))
-    again = tuple(dict.fromkeys(d for r in regions for d in r.again))
-    apart = sum(s.time_us for s in sides)
-    found = chooser.ask(
-        "beside", members, again, lambda stores: contractions(Group(tuple(stores), members, True, True))
+def _try(chooser: Chooser, sides: dict[Region, float]) -> None:
+    """One launch of all sides, each with its time alone."""
+    members = tuple(sorted((d for r in sides for d in r.members), key=chooser.order.__getitem__))
+    again = tuple(dict.fromkeys(d for r in sides for d in r.again))
+    kind = replace(
+        BESIDE, without=lambda *_: (sum(sides.values()), 0.0), ways=("side by side in one launch", f"in {len(sides)}")
     )
-    if isinstance(found.value, Refusal):
-        chooser.decisions.append(_decision(regions, False, found.value.reason))
-        return
-    chosen = chooser.kernel(found.value, members, again, apart)
-    together = chosen.time_us
-    ways = "side by side in one launch", f"in {len(sides)}"
-    reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
-    joined = Region(members, again, beside=True, predicted_us=together, schedule=chosen.schedule)
-    kernels = tuple(r for r in regions if r in chooser.regions)
-    decision = _decision(regions, together < apart, reason, apart - together)
-    decision = chooser.settle(decision, Times(together, apart, ways=ways), joined, kernels)
-    chooser.decisions.append(decision)
-    if decision.accepted:
-        chooser.regions[:] = [r for r in chooser.regions if r not in regions]
-        chooser.regions.append(joined)
-        chooser.taken.update(joined.members)
-        chooser.links.join(joined.members, joined.again)
+    chooser.attempt(kind, members, again, _names(list(sides)))
 
 
-def _decision(regions: list[Region], accepted: bool, reason: str, saved_us: float = 0.0) -> Decision:
-    first, last = (r.members[-1].origin.node for r in (regions[0], regions[-1]))
-    return Decision(first, last, "beside", accepted, reason, saved_us)
+def _names(regions: list[Region]) -> tuple[str, str]:
+    return regions[0].members[-1].origin.node, regions[-1].members[-1].origin.node

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 from ..analysis.access import numel, storage_bytes
 from ..analysis.answers import Answer
-from ..analysis.contraction import Contraction, contract
+from ..analysis.contraction import Contraction
 from ..analysis.inline import Inliner, Memo, loaded, reductions
 from ..analysis.library_price import multiply_rate, product_us
 from ..analysis.nest import Refusal, opened
@@ -21,14 +21,29 @@ from ..ir.expr import Load, postorder
 from ..ir.limits import OPERANDS, PRODUCTS
 from ..ir.plan import Chosen, Decision, Store
 from ..ir.program import Buffer, Define, Extern, Program
-from .close_calls import CloseCalls, Judge, Times
+from .close_calls import AROUND, CloseCalls, Judge, Times
 from .parts import Parts
 from .reading import Reading
 from .regions import Region, Regions
 from .setting import Setting
 
 BETWEEN = "another step lies between its operations"
+MOMENTS = 1.6  # times the price of kernels whose tiles leave means and variances (seen on one H200)
 T = TypeVar("T")
+Defines: TypeAlias = tuple[Define, ...]
+Read: TypeAlias = Callable[[list[Store]], Contraction | list[Contraction] | Refusal]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of region. `read`: its stores as nests of products. `without`: the predicted time without it, and what is
+    spared of what measuring would find. `ways`: how to speak of both. `rival`: the time of another kind of kernel."""
+
+    name: str
+    read: Read
+    without: Callable[[Chooser, Defines, Defines], tuple[float, float]]
+    ways: tuple[str, str] = ("in one kernel", AROUND)
+    rival: Callable[[Chooser, Defines], float] | None = None
 
 
 class Chooser(Reading):
@@ -62,44 +77,82 @@ class Chooser(Reading):
             self.decisions.append(Decision(node, node, "product", False, reason))
         return not missing
 
-    def settle(self, decision: Decision, times: Times, region: Region, apart: tuple[Region, ...] = ()) -> Decision:
-        """The decision on a region as measuring has it, if it is close. `apart`: the kernels without this region."""
+    def attempt(
+        self,
+        kind: Kind,
+        members: Defines,
+        again: Defines,
+        names: tuple[str, str],
+        instead: Callable[[float, float], bool] | None = None,
+    ) -> bool:
+        """Make a kernel of a region if that is predicted to be faster, or seen to be, and keep the reason.
 
-        def question() -> tuple[Regions, Regions]:
-            wanted = [d.buffer for d in self.stored(region.members)]
-            given = {*self.stored((*region.members, *region.again))} & {*region.again}
-            return self.parts.both_ways(region, apart, wanted, given)
+        `instead`: takes the region's place where that is better still; asked with a time that no kernel of the region
+        beats, then with that of the fastest, and with the time without it.
+        """
+        found = self.contracted(kind.read, members, again)
+        if isinstance(found, Refusal):
+            return self.refuse(kind, names, found.reason)
+        (apart, spared), (one, other) = kind.without(self, members, again), kind.ways
+        least = max(map(self.bound, found))
+        if instead is not None and instead(least, apart):
+            return True
+        if least >= apart:
+            reason = f"at least {least:.1f} us {one}, predicted {apart:.1f} us {other}"
+            return self.refuse(kind, names, reason, apart - least)
+        chosen = self.kernel(found, members, again, apart)
+        together = chosen.time_us * max(map(_slowed, found))
+        if instead is not None and instead(together, apart):
+            return True
+        reason = f"predicted {together:.1f} us {one}, {apart:.1f} us {other}"
+        if together < apart and kind.rival is not None and (rival := kind.rival(self, members)) < together:
+            return self.refuse(kind, names, f"{reason}, {rival:.1f} us in one kernel")
+        region, times = Region(members, again, chosen), Times(together, apart, spared, kind.ways)
+        decision = Decision(*names, kind.name, together < apart, reason, apart - together)
+        return self._answer(region, self.close_calls.settle(decision, times, lambda: self._both_ways(region)))
 
-        return self.close_calls.settle(decision, times, question)
+    def refuse(self, kind: Kind, names: tuple[str, str], reason: str, saved_us: float = 0.0) -> bool:
+        """Keep why there is no kernel."""
+        self.decisions.append(Decision(*names, kind.name, False, reason, saved_us))
+        return False
 
-    def answer(self, region: Region, decision: Decision) -> bool:
+    def _both_ways(self, region: Region) -> tuple[Regions, Regions]:
+        """A region, and the kernels that there are without it."""
+        wanted = [d.buffer for d in self.stored(region.members)]
+        given = {*self.stored((*region.members, *region.again))} & {*region.again}
+        return self.parts.both_ways(region, self._within(region), wanted, given)
+
+    def _within(self, region: Region) -> list[Region]:
+        """The kernels that there were of its members."""
+        return [r for r in self.regions if not {*r.members}.isdisjoint(region.members)]
+
+    def _answer(self, region: Region, decision: Decision) -> bool:
         """Keep a decision on a region; one that is accepted is a kernel."""
         stored = self.stored(region.members)
         moved = 2 * sum(storage_bytes(d.buffer) for d in region.members if d not in stored)
         self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
         if decision.accepted:
+            before = self._within(region)
+            self.regions = [*(r for r in self.regions if r not in before), region]
             self.taken.update(region.members)
             self.links.join(region.members, region.again)
             self.elsewhere |= {b for d in region.again for b in loaded(d.value)} - {d.buffer for d in region.again}
             self.forget_unread(region.members, region.again)
-            self.regions.append(region)
         return decision.accepted
 
-    def contracted(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Contraction | Refusal:
-        """A region as one nest of products, or the nest of an equal one."""
-        return Refusal(BETWEEN) if self.links.is_cyclic(members, again) else self.nest(members, again).value
+    def contracted(self, read: Read, members: Defines, again: Defines) -> list[Contraction] | Refusal:
+        """A region as nests of products, or those of an equal one."""
+        if self.links.is_cyclic(members, again):
+            return Refusal(BETWEEN)
+        found = self.ask(read, members, again, read).value
+        return [found] if isinstance(found, Contraction) else found
 
-    def nest(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> Answer[Contraction | Refusal]:
-        """The same, and which buffers of it are those of this region."""
-        return self.ask("nest", members, again, contract)
+    def time_us(self, read: Read, members: Defines, again: Defines, limit_us: float = math.inf) -> float:
+        """Predicted time of one kernel of a region; without end where there is none."""
+        found = self.contracted(read, members, again)
+        return math.inf if isinstance(found, Refusal) else self.kernel(found, members, again, limit_us).time_us
 
-    def ask(
-        self,
-        about: Hashable,
-        members: tuple[Define, ...],
-        again: tuple[Define, ...],
-        answer: Callable[[list[Store]], T],
-    ) -> Answer[T]:
+    def ask(self, about: Hashable, members: Defines, again: Defines, answer: Callable[[list[Store]], T]) -> Answer[T]:
         """What is found of the stores of a region, or was found of those of an equal one."""
         stored, inside = self.stored(members), (*members, *again)
 
@@ -110,12 +163,12 @@ class Chooser(Reading):
         products = tuple(d.buffer in self.product_of for d in members)
         return self.setting.answers.ask((about, products), inside, {*stored}, lambda: answer(stores()))
 
-    def done_anyway(self, members: tuple[Define, ...], kind: str) -> float:
+    def done_anyway(self, members: Defines) -> float:
         """Of the time without a kernel of the product: what the kernels that read its results do in passing."""
         own, ends = set(members), self.stored(members)
         outside = {d: self.readers_of(d) - own for d in ends}
         passed = [d for d in ends if any(r.buffer not in self.product_of for r in outside[d])]
-        if kind != "product" or not passed or all(d.buffer in self.product_of for d in ends):
+        if not passed or all(d.buffer in self.product_of for d in ends):
             return 0.0
         moved = 0
         for d in passed:
@@ -124,7 +177,7 @@ class Chooser(Reading):
             moved += storage_bytes(d.buffer) * (1 if wanted else 2)  # not read by it, and not even written
         return self.target.launch_us + moved / self.target.memory_bytes_per_us
 
-    def again(self, members: Iterable[Define], operands: bool = True) -> tuple[Define, ...]:
+    def again(self, members: Iterable[Define], operands: bool = True) -> Defines:
         """Cheap point-wise values that the members read: computed again here, back to what must be read.
 
         An operand that is not computed again is at least widened and repeated here; none is without `operands`.
@@ -142,7 +195,7 @@ class Chooser(Reading):
             found |= dict.fromkeys(c for c in again if c not in own)
         return tuple(sorted(found, key=self.order.__getitem__))
 
-    def ways_again(self, members: tuple[Define, ...]) -> Iterable[tuple[Define, ...]]:
+    def ways_again(self, members: Defines) -> Iterable[Defines]:
         """What members compute again: all that is cheap; nothing that many positions share; no operands, which only
         grow; of the rest positions alone."""
         cheap, others = self.again(members), self.again(members, operands=False)
@@ -155,11 +208,7 @@ class Chooser(Reading):
         return self.limits.given_up(d for d in members if d.buffer in self.product_of)
 
     def kernel(
-        self,
-        found: Sequence[Contraction],
-        members: tuple[Define, ...],
-        again: tuple[Define, ...],
-        limit_us: float = math.inf,
+        self, found: Sequence[Contraction], members: Defines, again: Defines, limit_us: float = math.inf
     ) -> Chosen:
         """The fastest kernels of a region: how the first runs, and the time of each launch."""
         about = "kernel", len(found), bool(found[0].entering)
@@ -167,7 +216,7 @@ class Chooser(Reading):
             about, members, again, lambda _: self.setting.choose_products(found, self.target, limit_us)
         ).value
 
-    def kernel_us(self, defines: tuple[Define, ...]) -> float:
+    def kernel_us(self, defines: Defines) -> float:
         """Predicted time of one kernel without products; without end where there is none."""
         chosen = self.ask(
             "kernel", defines, (), lambda stores: self.setting.choose(stores, self.target, 0.0, False)
@@ -193,7 +242,7 @@ class Chooser(Reading):
             again * products * visited(c, MATRIX_ROWS) / self.target.rates.matrix, memory
         )
 
-    def apart(self, members: tuple[Define, ...], again: tuple[Define, ...]) -> float:
+    def apart(self, members: Defines, again: Defines) -> float:
         """Predicted time with the products by the library and one kernel for all that lies between two of them."""
         total, stored = 0.0, set(self.stored(members))
         own = {*members, *again}
@@ -218,3 +267,8 @@ class Chooser(Reading):
                 total += self.target.launch_us
             total += (made + written) / self.target.memory_bytes_per_us
         return total
+
+
+def _slowed(c: Contraction) -> float:
+    """How many times its price a kernel was seen to take."""
+    return MOMENTS if any(r.monoid == "welford" for r in c.entering) else 1.0

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from ..analysis.access import estimate, numel, storage_bytes
 from ..analysis.inline import loaded, reductions
 from ..analysis.library_price import product_us
-from ..analysis.nest import Refusal
 from ..analysis.rows import arrange
 from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
 from ..ir.limits import FOLLOWERS
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
-from ..ir.plan import Chosen, Decision
 from ..ir.program import Buffer, Define, Extern
-from .chooser import Chooser
-from .close_calls import Times
+from .chooser import Chooser, Defines, Kind
 from .cost import predict_us
-from .regions import Region
 
 MOST_MEMBERS, MOST_SEEN = 48, 256
 
@@ -35,59 +31,54 @@ def try_rows(chooser: Chooser, extern: Extern) -> None:
     if product is None or product in chooser.taken or chooser.given_up([product]) >= FOLLOWERS:
         return
     for members, again in _choices(chooser, product):
-        if _try(chooser, members, again, product):
+        if chooser.attempt(ROWS, members, again, (product.origin.node, members[-1].origin.node)):
             return
 
 
 def row_time(chooser: Chooser, product: Define) -> float:
     """The least predicted time of one kernel that reduces a product's rows; without end where there is none."""
-    found = [_kernel(chooser, members, again) for members, again in _choices(chooser, product)]
-    return min((k.time_us for k in found if not isinstance(k, Refusal)), default=math.inf)
+    return min((chooser.time_us(arrange, *choice) for choice in _choices(chooser, product)), default=math.inf)
 
 
 # --- the region ---
 
 
-class Followers:
-    """Definitions that read a product, or what was added since: each once, in the program's order."""
+def followers(
+    chooser: Chooser, start: Iterable[Define], joins: Callable[[Define], bool], most: int = MOST_MEMBERS
+) -> Defines:
+    """The start, and definitions without products that read it or what joined before, each asked in program order."""
+    found, seen = dict.fromkeys(start), set[Define]()
+    waiting: list[tuple[int, Define]] = []
 
-    def __init__(self, chooser: Chooser, product: Define) -> None:
-        self.chooser = chooser
-        self.seen: set[Define] = set()
-        self._waiting: list[tuple[int, Define]] = []
-        self.add(product)
+    def add(define: Define) -> None:
+        found[define] = None
+        for d in chooser.readers_of(define) - seen:
+            seen.add(d)
+            heapq.heappush(waiting, (chooser.order[d], d))
 
-    def add(self, define: Define) -> None:
-        """Its readers follow, too."""
-        for d in self.chooser.readers.get(define.buffer, ()):
-            if d not in self.seen:
-                self.seen.add(d)
-                heapq.heappush(self._waiting, (self.chooser.order[d], d))
-
-    def __iter__(self) -> Iterator[Define]:
-        while self._waiting:
-            yield heapq.heappop(self._waiting)[1]
+    for d in (*found,):
+        add(d)
+    while waiting and len(found) < most:
+        _, d = heapq.heappop(waiting)
+        free = d not in chooser.taken and d.buffer not in chooser.product_of
+        if free and not waits(chooser, d, {f.buffer for f in found}) and joins(d):
+            add(d)
+    return tuple(found)
 
 
-def _region(chooser: Chooser, product: Define, column: int) -> tuple[Define, ...]:
+def _region(chooser: Chooser, product: Define, column: int) -> Defines:
     """The product and all that follows from its rows, in order; () if nothing reduces them."""
     columns: dict[Buffer, int | None] = {product.buffer: column}  # which dimension is the columns; None: none is
-    members, reduces = {product: None}, False
     rows = numel(product.axes) // max(1, estimate(product.dimensions[column].extent))
-    followers = Followers(chooser, product)
-    for d in followers:
-        if len(members) >= MOST_MEMBERS:
-            break
-        if d in chooser.taken or d.buffer in chooser.product_of or waits(chooser, d, columns.keys()):
-            continue
+
+    def joins(d: Define) -> bool:
         kind = _kind(d, columns, rows)
-        if kind is None:
-            continue
-        columns[d.buffer] = kind if kind >= 0 else None
-        members[d] = None
-        reduces |= bool(reductions([d.value])) and kind < 0
-        followers.add(d)
-    return tuple(members) if reduces else ()
+        if kind is not None:
+            columns[d.buffer] = kind if kind >= 0 else None
+        return kind is not None
+
+    members = followers(chooser, [product], joins)
+    return members if any(columns[d.buffer] is None and reductions([d.value]) for d in members) else ()
 
 
 def waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool:
@@ -97,7 +88,7 @@ def waits(chooser: Chooser, define: Define, region: Collection[Buffer]) -> bool:
     return links.waits(links.makers(loaded(define.value)) - inside, inside, MOST_SEEN)
 
 
-def joined(chooser: Chooser, members: tuple[Define, ...], product: Define) -> tuple[Define, ...]:
+def joined(chooser: Chooser, members: Defines, product: Define) -> Defines:
     """The members, and other products of that size with point-wise work on them that only the members read."""
     found, size = set(members), numel(product.axes)
     waiting = [s for m in members for s in chooser.sources(m)]
@@ -140,37 +131,12 @@ def _kind(define: Define, columns: dict[Buffer, int | None], rows: int) -> int |
     return None if over or len(found - {-1}) > 1 else kind
 
 
-def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[tuple[Define, ...], tuple[Define, ...]]]:
+def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[Defines, Defines]]:
     """Members of one kernel, with what they read computed again; else with less of it."""
     for column in (-1, -2):
         following = _region(chooser, product, len(product.dimensions) + column)
         for members in dict.fromkeys((joined(chooser, following, product), following)) if following else ():
             yield from ((members, again) for again in chooser.ways_again(members))
-
-
-def _kernel(
-    chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], apart: float = math.inf
-) -> Chosen | Refusal:
-    """How one kernel runs, or why there is none, or none that beats the time without it."""
-    c = chooser.ask("arranged", members, again, arrange).value
-    if isinstance(c, Refusal):
-        return c
-    if (bound := chooser.bound(c)) >= apart:
-        return Refusal(f"at least {bound:.1f} us in one kernel, predicted {apart:.1f} us by the library and one more")
-    return chooser.kernel([c], members, again, apart)
-
-
-def _try(chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], product: Define) -> bool:
-    last, apart = members[-1].origin.node, sum(library_and_one(chooser, members))
-    chosen = _kernel(chooser, members, again, apart)
-    if isinstance(chosen, Refusal):
-        chooser.decisions.append(Decision(product.origin.node, last, "rows", False, chosen.reason))
-        return False
-    together = chosen.time_us
-    reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us by the library and one more"
-    decision = Decision(product.origin.node, last, "rows", together < apart, reason, apart - together)
-    region = Region(members, again, predicted_us=together, schedule=chosen.schedule)
-    return chooser.answer(region, chooser.settle(decision, Times(together, apart), region))
 
 
 # --- its time ---
@@ -187,7 +153,7 @@ def scalar_work(nodes: Iterable[Expr]) -> float:
     return total
 
 
-def library_and_one(chooser: Chooser, members: tuple[Define, ...]) -> tuple[float, float]:
+def library_and_one(chooser: Chooser, members: Defines) -> tuple[float, float]:
     """Predicted time of the library's products, and of one kernel for all that follows."""
     products = [d for d in members if d.buffer in chooser.product_of]
     others = [d for d in members if d not in products]
@@ -196,3 +162,10 @@ def library_and_one(chooser: Chooser, members: tuple[Define, ...]) -> tuple[floa
     written = [d.buffer for d in chooser.stored(members) if d not in products]
     moved, work = sum(map(storage_bytes, (*reads, *written))), sum(scalar_work(postorder([d.value])) for d in others)
     return sum(product_us(d, chooser.target) for d in products), predict_us(moved, work, 1, chooser.target)
+
+
+def _without(chooser: Chooser, members: Defines, _again: Defines) -> tuple[float, float]:
+    return sum(library_and_one(chooser, members)), 0.0
+
+
+ROWS = Kind("rows", arrange, _without, ("in one kernel", "by the library and one more"))

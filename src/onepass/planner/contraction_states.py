@@ -7,24 +7,16 @@ result anyway could reduce it in passing: then nothing is gained, and the predic
 
 from __future__ import annotations
 
-from math import inf
-
 from ..analysis.access import numel, storage_bytes
-from ..analysis.contraction import Contraction
+from ..analysis.contraction import contract
 from ..analysis.inline import loaded, reductions
-from ..analysis.nest import Refusal
 from ..analysis.tile_states import contract_tiles
 from ..ir.expr import postorder
 from ..ir.limits import FOLLOWERS
-from ..ir.plan import Chosen, Decision
 from ..ir.program import Buffer, Define, Extern
-from .chooser import Chooser
-from .close_calls import Times
-from .contraction_rows import MOST_MEMBERS, Followers, joined, library_and_one, row_time, scalar_work, waits
+from .chooser import Chooser, Defines, Kind
+from .contraction_rows import MOST_MEMBERS, followers, joined, library_and_one, row_time, scalar_work
 from .cost import predict_us
-from .regions import Region
-
-MOMENTS = 1.6  # times the price of kernels whose tiles leave means and variances (seen on one H200)
 
 
 def try_tiles(chooser: Chooser, extern: Extern) -> None:
@@ -37,116 +29,89 @@ def try_tiles(chooser: Chooser, extern: Extern) -> None:
         if not any(reductions([d.value]) for d in region if d is not product):
             continue
         alone = tuple(sorted(region, key=chooser.order.__getitem__))
-        if any(_try(chooser, m, product) for m in dict.fromkeys((joined(chooser, alone, product), alone))):
-            return
+        for members in dict.fromkeys((joined(chooser, alone, product), alone)):
+            if chooser.attempt(TILES, members, chooser.again(members), (product.origin.node, members[-1].origin.node)):
+                return
 
 
 # --- the region ---
 
 
-def _region(chooser: Chooser, product: Define) -> tuple[tuple[Define, ...], tuple[Define, ...]]:
+def _region(chooser: Chooser, product: Define) -> tuple[Defines, Defines]:
     """The product, point-wise work on it, its reductions and what is made of these; and what waits for one of these
     reductions before it reads the product's positions again."""
     size = numel(product.axes)
     whole, made, late = {product.buffer}, set[Buffer](), set[Buffer]()  # all positions of the product; reduced; waiting
     early, after = [product], list[Define]()
-    followers = Followers(chooser, product)
-    for d in followers:
-        if len(followers.seen) >= 2 * MOST_MEMBERS:
-            break
-        read, reduces = {*loaded(d.value)}, bool(reductions([d.value]))
-        if d in chooser.taken or d.buffer in chooser.product_of or waits(chooser, d, whole | made | late):
-            continue
-        large = numel(d.axes) == size
+
+    def joins(d: Define) -> bool:
+        read, reduces, large = {*loaded(d.value)}, bool(reductions([d.value])), numel(d.axes) == size
         if large or reduces:
             fits = large != reduces and bool(read & (whole | late))
         else:
             fits = not read & whole and numel(d.axes) <= max(numel(b.shape) for b in read & (made | late))
-        if not fits:
-            continue
-        if read & late or (read & whole and read & made):
+        if fits and (read & late or (read & whole and read & made)):
             late.add(d.buffer)
             after.append(d)
-        else:
+        elif fits:
             (whole if large else made).add(d.buffer)
             early.append(d)
-        followers.add(d)
+        return fits
+
+    followers(chooser, [product], joins, 2 * MOST_MEMBERS)
     return tuple(early), tuple(after)
-
-
-# --- the answer ---
-
-
-def _try(chooser: Chooser, members: tuple[Define, ...], product: Define) -> bool:
-    again, first, last = chooser.again(members), product.origin.node, members[-1].origin.node
-
-    def refused(reason: str) -> bool:
-        chooser.decisions.append(Decision(first, last, "tiles", False, reason))
-        return False
-
-    found = chooser.ask("tiles", members, again, contract_tiles).value
-    if isinstance(found, Refusal):
-        return refused(found.reason)
-    apart, anyway = _apart(chooser, members, again, product)
-    chosen = _kernel(chooser, found, members, again, apart - anyway)
-    if isinstance(chosen, Refusal):
-        return refused(chosen.reason)
-    together = chosen.time_us + anyway
-    accepted = together < apart
-    reason = f"predicted {together:.1f} us with states of tiles, {apart:.1f} us by the library and one more"
-    if accepted and (swept := row_time(chooser, product)) < together:
-        return refused(f"{reason}, {swept:.1f} us in one kernel")
-    decision = Decision(first, last, "tiles", accepted, reason, apart - together)
-    region = Region(members, again, tiled=True, predicted_us=together, schedule=chosen.schedule)
-    if not anyway:
-        decision = chooser.settle(decision, Times(together, apart), region)
-    return chooser.answer(region, decision)
-
-
-def _kernel(
-    chooser: Chooser, c: Contraction, members: tuple[Define, ...], again: tuple[Define, ...], apart: float
-) -> Chosen | Refusal:
-    """How both kernels run, or why none beat the time without them."""
-    if (bound := chooser.bound(c)) >= apart:
-        return Refusal(f"at least {bound:.1f} us with states of tiles, predicted {apart:.1f} us without")
-    chosen = chooser.kernel([c], members, again, apart)
-    least = MOMENTS * chosen.time_us if any(r.monoid == "welford" for r in c.entering) else 0.0
-    if least >= apart:
-        return Refusal(f"at least {least:.1f} us with states of tiles, predicted {apart:.1f} us without")
-    return chosen
 
 
 # --- without it ---
 
 
-def _apart(
-    chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], product: Define
-) -> tuple[float, float]:
-    """Predicted time of a product of the library, or with its point-wise work, and kernels around it; and of that the
-    part that reads the product's result in any case."""
+def _without(chooser: Chooser, members: Defines, again: Defines) -> tuple[float, float]:
+    """Predicted time of a product of the library, or with its point-wise work, and kernels around it; what reads the
+    product's result in any case may reduce it in passing."""
     library, one = library_and_one(chooser, members)
-    size = numel(product.axes)
-    large = tuple(d for d in members if numel(d.axes) == size)
-    others = [d for d in members if d.buffer not in chooser.product_of]
-    readers = {r for d in large for r in chooser.readers.get(d.buffer, ())} - {*members, *chooser.taken}
-    outside = sorted((r for r in readers if r.buffer not in chooser.product_of), key=chooser.order.__getitem__)
-    anyway = chooser.kernel_us(tuple(outside)) if outside else 0.0
-    passing = chooser.kernel_us((*others, *outside)) if outside else inf
-    total = library + min(one + anyway, passing)
+    large, others = _large(chooser, members), [d for d in members if d.buffer not in chooser.product_of]
+    outside = _outside(chooser, members)
+    passing = chooser.kernel_us((*others, *outside)) - chooser.kernel_us(outside) if outside else one
+    spared = min(one, max(0.0, one - passing))
+    total = library + one - spared
     tail = _stored_tail(chooser, members, large)
-    found = chooser.contracted(tail, again) if len(tail) > 1 else Refusal("nothing is stored")
-    if isinstance(found, Refusal):
-        return total, anyway
+    if len(tail) < 2:
+        return total, spared
     moved = sum(storage_bytes(d.buffer) for d in chooser.stored(tail))
     work = sum(scalar_work(postorder([d.value])) for d in others if d not in tail)
-    own = chooser.kernel([found], tail, again, total).time_us
-    return min(total, own + predict_us(moved, work, 1, chooser.target) + anyway), anyway
+    own = chooser.time_us(contract, tail, again, total) + predict_us(moved, work, 1, chooser.target)
+    return min(total, own), spared
 
 
-def _stored_tail(chooser: Chooser, members: tuple[Define, ...], large: tuple[Define, ...]) -> tuple[Define, ...]:
+def _outside(chooser: Chooser, members: Defines) -> Defines:
+    """What reads the product's positions in any case."""
+    readers = {r for d in _large(chooser, members) for r in chooser.readers_of(d)} - {*members, *chooser.taken}
+    return tuple(sorted((r for r in readers if r.buffer not in chooser.product_of), key=chooser.order.__getitem__))
+
+
+def _large(chooser: Chooser, members: Defines) -> Defines:
+    """Members that have all positions of the product."""
+    size = numel(_product(chooser, members).axes)
+    return tuple(d for d in members if numel(d.axes) == size)
+
+
+def _product(chooser: Chooser, members: Defines) -> Define:
+    return max((d for d in members if d.buffer in chooser.product_of), key=lambda d: numel(d.axes))
+
+
+def _stored_tail(chooser: Chooser, members: Defines, large: Defines) -> Defines:
     """Of what has all positions of the product, what is stored and what that is made of."""
     found = {d for d in chooser.stored(members) if d in large}
     for d in reversed(large):
         if found.intersection(chooser.readers.get(d.buffer, ())):
             found.add(d)
     return tuple(d for d in large if d in found)
+
+
+def _whole_rows(chooser: Chooser, members: Defines) -> float:
+    """The time of one kernel that reduces whole rows of the product, and has its other readers inside."""
+    swept = row_time(chooser, _product(chooser, members))
+    return swept - (chooser.kernel_us(outside) if (outside := _outside(chooser, members)) else 0.0)
+
+
+TILES = Kind("tiles", contract_tiles, _without, ("with states of tiles", "by the library and one more"), _whole_rows)

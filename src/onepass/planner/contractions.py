@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..analysis.access import flat_offset, numel, storage_bytes
-from ..analysis.contraction import DIFFERENT_AXES, MOST_HELD
+from ..analysis.contraction import DIFFERENT_AXES, MOST_HELD, contract
 from ..analysis.inline import reductions
 from ..analysis.nest import Refusal
 from ..ir.expr import Load, postorder
@@ -21,13 +21,13 @@ from ..ir.plan import Decision
 from ..ir.poly import Axis, Poly
 from ..ir.program import Define, Extern, Program, Statement
 from .beside import join_beside
-from .chooser import Chooser
-from .close_calls import AROUND, Judge, Times
-from .contraction_rows import Followers, try_rows, waits
+from .chooser import Chooser, Defines, Kind
+from .close_calls import Judge
+from .contraction_rows import followers, try_rows
 from .contraction_states import try_tiles
 from .library_attention import Offer, call, offered
 from .reading import MOST_MEMBERS, UNPACKED_ROWS
-from .regions import Region, Regions
+from .regions import Regions
 from .setting import Setting
 
 MOST_RESULTS = 3  # of point-wise work on one product
@@ -81,11 +81,11 @@ def _try_chain(chooser: Chooser, extern: Extern) -> None:
         tails = _tails(chooser, last) if chooser.given_up(core) < FOLLOWERS else [()]
         regions = [members for tail in tails if (members := _grown(chooser, core, tail, last))]
         offer = _offer(chooser, regions, *names) if chooser.offers and regions else None
-        if any(_consider(chooser, members, *names, "chain", offer) for members in regions):
+        if any(_consider(chooser, CHAIN, members, names, offer) for members in regions):
             return
 
 
-def _offer(chooser: Chooser, regions: list[tuple[Define, ...]], first: str, last: str) -> Offer | None:
+def _offer(chooser: Chooser, regions: list[Defines], first: str, last: str) -> Offer | None:
     """The library's attention in the place of a region, if it is nothing else."""
     found = offered(chooser, [r for r in regions if not chooser.links.is_cyclic(r, chooser.again(r))])
     if isinstance(found, Refusal):
@@ -124,7 +124,7 @@ def _lead_to_short(chooser: Chooser) -> set[Define]:
 # --- what follows a product ---
 
 
-def _tails(chooser: Chooser, last: Define) -> list[tuple[Define, ...]]:
+def _tails(chooser: Chooser, last: Define) -> list[Defines]:
     """Point-wise work on the result that nobody else reads, longest first; none at the end."""
     chain: list[Define] = []
     current = last
@@ -140,7 +140,7 @@ def _tails(chooser: Chooser, last: Define) -> list[tuple[Define, ...]]:
     return [tuple(chain[:k]) for k in range(len(chain), 0, -1)] + [()]
 
 
-def _spreads(chooser: Chooser, last: Define) -> list[tuple[Define, ...]]:
+def _spreads(chooser: Chooser, last: Define) -> list[Defines]:
     """Point-wise work on the result, whoever else reads what it passes, longest first: several may be stored.
 
     Where columns of the result meet each other (a packed gate), only their one result.
@@ -148,18 +148,11 @@ def _spreads(chooser: Chooser, last: Define) -> list[tuple[Define, ...]]:
     chain = _tails(chooser, last)[0]
     parted = _part_size(chooser, (last, *chain)[-1])
     size = parted or numel(last.axes)
-    found: dict[Define, None] = dict.fromkeys(chain if parted else ())
-    start = (last, *found)
-    made, followers = {d.buffer for d in start}, Followers(chooser, start[-1])
-    for d in followers:
-        if len(found) == MOST_MEMBERS:
-            break
-        fits = chooser.is_point_wise(d) and d not in chooser.taken and numel(d.axes) == size
-        if fits and not waits(chooser, d, made):
-            found[d] = None
-            made.add(d.buffer)
-            followers.add(d)
-    spread = tuple(found)
+
+    def joins(d: Define) -> bool:
+        return chooser.is_point_wise(d) and numel(d.axes) == size
+
+    spread = followers(chooser, (last, *(chain if parted else ())), joins)[1:]
     prefixes = [spread[:k] for k in range(len(spread), 0, -1)]
     if parted:
         return [p for p in prefixes if len(p) > len(chain) and chooser.stored((last, *p)) == [p[-1]]]
@@ -196,23 +189,22 @@ def _try_alone(chooser: Chooser, extern: Extern) -> None:
         for members in dict.fromkeys(_grown(chooser, c, tail, None if tail else last, most) for c in (core, {last})):
             if not members or not (tail or chooser.again(members)):
                 continue
+            names = last.origin.node, end.origin.node
             if not all(chooser.shares_matrix(d, last) for d in members if d.buffer in chooser.product_of):
-                chooser.decisions.append(Decision(last.origin.node, end.origin.node, "product", False, DIFFERENT_AXES))
-            elif _consider(chooser, members, last.origin.node, end.origin.node, "product"):
+                chooser.refuse(EPILOGUE, names, DIFFERENT_AXES)
+            elif _consider(chooser, EPILOGUE, members, names):
                 return
     _note_packed(chooser, last)
 
 
-def _products_read(chooser: Chooser, last: Define, tail: tuple[Define, ...]) -> list[Define]:
+def _products_read(chooser: Chooser, last: Define, tail: Defines) -> list[Define]:
     """Products of the same matrix that the work after a product is made of: they are stored if others read them."""
     read = dict.fromkeys(chooser.product_of.get(e.buffer) for d in tail for e in chooser.memory(d))
     same = [d for d in read if d is not None and d not in chooser.taken and numel(d.axes) == numel(last.axes)]
     return [d for d in same if chooser.shares_matrix(d, last)]
 
 
-def _grown(
-    chooser: Chooser, core: set[Define], tail: tuple[Define, ...], last: Define | None, most: int = 0
-) -> tuple[Define, ...]:
+def _grown(chooser: Chooser, core: set[Define], tail: Defines, last: Define | None, most: int = 0) -> Defines:
     """Core and tail in order, with what only they want; () if somebody else wants what is larger than the result
     and than `most` bytes.
 
@@ -271,58 +263,37 @@ def _note_packed(chooser: Chooser, product: Define) -> None:
 
 
 def _consider(
-    chooser: Chooser, members: tuple[Define, ...], first: str, last: str, kind: str, offer: Offer | None = None
+    chooser: Chooser, kind: Kind, members: Defines, names: tuple[str, str], offer: Offer | None = None
 ) -> bool:
     """One kernel of the members, or the library's; of the values they read, as many are computed again as pays."""
     ways = [again for again in chooser.ways_again(members) if again or len(members) > 1]  # else a bare product
     if len(ways) > 1:
         us = {again: _with_rest_us(chooser, members, again, ways[0]) for again in ways}
         ways = sorted(ways, key=lambda again: us[again] * (1 if again == ways[0] else NEARLY))
-    return any(_try(chooser, members, again, first, last, kind, offer) for again in ways)
+    instead = None if offer is None else lambda own, apart: call(chooser, offer, members, own, apart, names)
+    return any(chooser.attempt(kind, members, again, names, instead) for again in ways)
 
 
-def _with_rest_us(
-    chooser: Chooser, members: tuple[Define, ...], again: tuple[Define, ...], most: tuple[Define, ...]
-) -> float:
+def _with_rest_us(chooser: Chooser, members: Defines, again: Defines, most: Defines) -> float:
     """Predicted time of a region that computes `again`, and of a kernel that stores the rest of `most` for it."""
-    found = chooser.contracted(members, again)
-    if isinstance(found, Refusal):
+    if isinstance(chooser.contracted(contract, members, again), Refusal):
         return math.inf
     rest = {d for d in most if d not in again}
     wanted = {s for d in (*members, *again) for s in chooser.sources(d) if s in rest}
     made = sum(chooser.kernel_us(tuple(d for d in most if d in rest and d in chooser.chain(w))) for w in wanted)
-    return chooser.kernel([found], members, again).time_us + made
+    return chooser.time_us(contract, members, again) + made
 
 
-def _try(
-    chooser: Chooser,
-    members: tuple[Define, ...],
-    again: tuple[Define, ...],
-    first: str,
-    last: str,
-    kind: str,
-    offer: Offer | None,
-) -> bool:
-    found = chooser.contracted(members, again)
-    if isinstance(found, Refusal):
-        chooser.decisions.append(Decision(first, last, kind, False, found.reason))
-        return False
-    spared = chooser.done_anyway(members, kind)
-    bound, apart = chooser.bound(found), chooser.apart(members, again) - spared
-    if offer is not None and call(chooser, offer, members, bound, apart, first, last):
-        return True
-    if bound >= apart:
-        reason = f"at least {bound:.1f} us in one kernel, predicted {apart:.1f} us {AROUND}"
-        chooser.decisions.append(Decision(first, last, kind, False, reason, apart - bound))
-        return False
-    chosen = chooser.kernel([found], members, again, apart)
-    together = chosen.time_us
-    if offer is not None and call(chooser, offer, members, together, apart, first, last):
-        return True
-    reason = f"predicted {together:.1f} us in one kernel, {apart:.1f} us {AROUND}"
-    decision = Decision(first, last, kind, together < apart, reason, apart - together)
-    region = Region(members, again, predicted_us=together, schedule=chosen.schedule)
-    return chooser.answer(region, chooser.settle(decision, Times(together, apart, spared), region))
+def _without_chain(chooser: Chooser, members: Defines, again: Defines) -> tuple[float, float]:
+    return chooser.apart(members, again), 0.0
+
+
+def _without_epilogue(chooser: Chooser, members: Defines, again: Defines) -> tuple[float, float]:
+    spared = chooser.done_anyway(members)
+    return chooser.apart(members, again) - spared, spared
+
+
+CHAIN, EPILOGUE = Kind("chain", contract, _without_chain), Kind("product", contract, _without_epilogue)
 
 
 def _is_short(define: Define) -> bool:

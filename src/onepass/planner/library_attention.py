@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..analysis.access import storage_bytes
+from ..analysis.contraction import contract
 from ..analysis.inline import loaded
 from ..analysis.library_attention import OTHER_SCORES, Attention, find_attention
 from ..analysis.library_price import attention_us
@@ -60,7 +61,7 @@ def offered(chooser: Chooser, regions: Sequence[tuple[Define, ...]]) -> Offer | 
     """
     refusal: Refusal | None = None
     for members in regions:
-        nest = chooser.nest(members, chooser.again(members))
+        nest = chooser.ask(contract, members, chooser.again(members), contract)
         if isinstance(nest.value, Refusal):
             continue
         call = find_attention(nest.value)
@@ -77,7 +78,7 @@ def offered(chooser: Chooser, regions: Sequence[tuple[Define, ...]]) -> Offer | 
 
 
 def call(
-    chooser: Chooser, offer: Offer, members: tuple[Define, ...], own: float, apart: float, first: str, last: str
+    chooser: Chooser, offer: Offer, members: tuple[Define, ...], own: float, apart: float, names: tuple[str, str]
 ) -> bool:
     """The library's attention in the place of a kernel that takes `own` microseconds, where it is faster by more
     than a little."""
@@ -89,7 +90,7 @@ def call(
     cyclic = chooser.links.is_cyclic(offer.members, chooser.again(offer.members))
     accepted = library < CLOSE * min(own, apart) and not cyclic
     moved = 2 * sum(storage_bytes(d.buffer) for d in offer.members if d is not offer.result) if accepted else 0
-    chooser.decisions.append(Decision(first, last, "library", accepted, reason, own - library, moved))
+    chooser.decisions.append(Decision(*names, "library", accepted, reason, own - library, moved))
     if accepted:
         chooser.forget_unread(offer.members, chooser.again(offer.members))
         chooser.taken.update(offer.members)

@@ -216,9 +216,8 @@ class Planner(PricedGroups):
 
     def _group(self, number: int, stores: tuple[Store, ...]) -> Group:
         members = tuple(self.graph.members[number])
-        if (region := self.locked.get(number)) is not None:
-            return Group(stores, members, True, region.beside, region.tiled, region.predicted_us, region.schedule)
-        return Group(stores, members, schedule=self._schedule(number, stores))
+        chosen = self.locked[number].chosen if number in self.locked else None
+        return Group(stores, members, chosen.schedule if chosen is not None else self._schedule(number, stores))
 
     def _schedule(self, number: int, stores: tuple[Store, ...]) -> Schedule | None:
         """How a group runs; on a GPU with the sizes of tiles that are priced lowest."""

@@ -6,13 +6,10 @@ room for two programs on a processor: one computes exponentials while the other 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from ..analysis.access import estimate
 from ..analysis.contraction import LEAST_TILE, Contraction
-from ..ir.choice import Adjustment, Choice
 from ..ir.target import Target
-from .contraction_tiles import RESERVED, Tiles, adjusted_tiles, doubled, lanes_of
+from .contraction_tiles import RESERVED, Tiles, fitting, lanes_of
 
 MOST_DEPTH = 256  # of the products' own sum that is held whole, in elements of 16 bits
 MOST_OPERAND = 64 * 128  # elements of a matrix that is in registers
@@ -20,92 +17,38 @@ EXACT_TILE = 64 * 64  # of a product without a matrix unit
 LONG_DEPTH = 1024  # from which wide tiles pay although only one program fits
 
 
-@dataclass(frozen=True, slots=True)
-class RowTiles(Tiles):
-    """rows x `step` of a product at a time, which takes `depth` of its own sum at a time; 0: all of it."""
-
-    depth: int = 0
-
-
-def row_tiles(c: Contraction, width: int, products: int, target: Target) -> list[RowTiles]:
+def row_tiles(c: Contraction, width: int, products: int, target: Target) -> list[Tiles]:
     """Tiles worth a price, of `products` products of matrices with `width` bytes."""
     exact = width == 4 and not target.rounded_products  # no matrix unit: both matrices are in registers
     found = (_held if c.held else _swept)(c, width, exact, target)
-    return list(dict.fromkeys(_fitting(t, c, width, products, target) for t in found))
+    return list(dict.fromkeys(fitting(t, c, width, products, target) for t in found))
 
 
-def other_row_tiles(
-    tiles: RowTiles, c: Contraction, width: int, products: int, target: Target, choice: Choice
-) -> RowTiles:
-    """Tiles as a choice has them; later candidates need fewer registers."""
-    for _ in range(choice.candidate):
-        tiles = _smaller(tiles, c.held)
-    return _fitting(_adjusted(tiles, c, choice.adjustment), c, width, products, target)
-
-
-def _held(c: Contraction, width: int, exact: bool, target: Target) -> list[RowTiles]:
+def _held(c: Contraction, width: int, exact: bool, target: Target) -> list[Tiles]:
     columns = lanes_of(c.columns, 1 << 30)
     most = EXACT_TILE // columns if exact else 128 if columns <= 256 else 64
     sizes = [r for r in (64, 128, 32) if r <= min(most, lanes_of(c.rows, most))] + [LEAST_TILE]
     return [_held_by(c, rows, columns, width, exact) for rows in sizes]
 
 
-def _held_by(c: Contraction, rows: int, columns: int, width: int, exact: bool) -> RowTiles:
+def _held_by(c: Contraction, rows: int, columns: int, width: int, exact: bool) -> Tiles:
     area = rows * columns
     inside = max(LEAST_TILE, MOST_OPERAND // columns) if rows < 64 else 64  # small tiles have matrices in registers
     depth = min(lanes_of(a, LEAST_TILE if exact else inside * 2 // width) for a in c.inner)
     warps = 8 if exact or area >= 128 * 128 or columns > 256 else 4
-    return RowTiles(rows, columns, columns, warps, 4 if area < 128 * 256 else 3, depth=depth)
+    return Tiles(rows, columns, columns, warps, 4 if area < 128 * 256 else 3, depth=depth)
 
 
-def _swept(c: Contraction, width: int, exact: bool, target: Target) -> list[RowTiles]:
+def _swept(c: Contraction, width: int, exact: bool, target: Target) -> list[Tiles]:
     if exact:
-        return [RowTiles(lanes_of(c.rows, 64), 64, 64, 8, 2, depth=LEAST_TILE)]
+        return [Tiles(lanes_of(c.rows, 64), 64, 64, 8, 2, depth=LEAST_TILE)]
     whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
     rows = lanes_of(c.rows, 128)
     warps = 8 if rows == 128 else 4
     if whole * width <= 2 * MOST_DEPTH and width * whole * (rows + 128) <= target.shared_bytes - RESERVED:
-        return [RowTiles(rows, 128, 128 if width == 2 else 64, warps, 2)]
+        return [Tiles(rows, 128, 128 if width == 2 else 64, warps, 2)]
     wide = width == 2 and rows == 128 and min(estimate(a.extent) for a in c.inner) >= LONG_DEPTH
     step = 256 if wide else 128
     depth = min(lanes_of(a, 128 // width) for a in c.inner)
-    found = [RowTiles(rows, s, s, warps, 3, depth=depth) for s in dict.fromkeys((step, 128))]
-    return found if rows < 128 else [*found, RowTiles(64, 128, 128, 4, 4, depth=depth)]
-
-
-def _smaller(tiles: RowTiles, held: bool) -> RowTiles:
-    if tiles.warps < 8 and tiles.rows >= 64:
-        return replace(tiles, warps=8)
-    if (held or tiles.step <= 64) and tiles.rows > LEAST_TILE:
-        return replace(tiles, rows=tiles.rows // 2)
-    if held:
-        return replace(tiles, depth=max(LEAST_TILE, tiles.depth // 2), stages=max(2, tiles.stages - 1))
-    return replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
-
-
-def _adjusted(tiles: RowTiles, c: Contraction, adjustment: Adjustment) -> RowTiles:
-    """Where columns are held or the sum has a depth of its own, a step takes more or less of that sum."""
-    tiles = adjusted_tiles(tiles, c, adjustment)
-    if tiles.depth:
-        most = min(lanes_of(a, 256) for a in c.inner)
-        return replace(tiles, depth=doubled(tiles.depth, adjustment.lanes, LEAST_TILE, most))
-    step = doubled(tiles.step, adjustment.lanes, LEAST_TILE, 256)
-    return replace(tiles, step=step, columns=step)
-
-
-def _fitting(tiles: RowTiles, c: Contraction, width: int, products: int, target: Target) -> RowTiles:
-    """What a program keeps in shared memory fits there."""
-    whole = sum(lanes_of(a, 1 << 30) for a in c.inner)
-
-    def needed(t: RowTiles) -> int:
-        if not t.depth:  # the rows' matrix stays
-            return width * whole * (t.rows + t.stages * t.step)
-        return width * t.stages * t.depth * (t.rows + t.step * products)
-
-    while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
-        tiles = replace(tiles, stages=tiles.stages - 1)
-    while needed(tiles) > target.shared_bytes - RESERVED and tiles.depth > LEAST_TILE:
-        tiles = replace(tiles, depth=tiles.depth // 2)
-    while needed(tiles) > target.shared_bytes - RESERVED and not tiles.depth and tiles.step > LEAST_TILE:
-        tiles = replace(tiles, step=tiles.step // 2, columns=tiles.step // 2)
-    return tiles
+    found = [Tiles(rows, s, s, warps, 3, depth=depth) for s in dict.fromkeys((step, 128))]
+    return found if rows < 128 else [*found, Tiles(64, 128, 128, 4, 4, depth=depth)]

@@ -7,13 +7,11 @@ stages, then narrower steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from ..analysis.access import estimate, flat_offset, numel, power_above
 from ..analysis.contraction import LEAST_TILE, Contraction
 from ..analysis.inline import exact
 from ..analysis.nest import NestStore
-from ..ir.choice import AS_RULED, Adjustment, Choice
 from ..ir.expr import Load, postorder
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
@@ -27,7 +25,8 @@ GROUPED = 8  # tiles of rows that run beside each other, so that the other matri
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """rows x columns of the result; `step` of the swept class at a time."""
+    """rows x columns of the result; `step` of the swept class at a time. `depth`: of the sum of a product whose columns
+    are the swept class; 0: all of it."""
 
     rows: int
     columns: int
@@ -35,9 +34,7 @@ class Tiles:
     warps: int
     stages: int
     resident: bool = False  # programs stay and take one tile after another
-
-
-AnyTiles = TypeVar("AnyTiles", bound=Tiles)
+    depth: int = 0
 
 
 def product_tiles(c: Contraction, width: int, products: int, target: Target, others: int = 0) -> list[Tiles]:
@@ -48,24 +45,13 @@ def product_tiles(c: Contraction, width: int, products: int, target: Target, oth
     found = _nested(c, width) if c.inner else _plain(c, width, products, _across(c), target, others)
     least = least_step(c, width)
     wide = (replace(t, step=max(t.step, least)) for t in found)
-    return list(dict.fromkeys(_fitting(t, c, width, products, target) for t in wide))
-
-
-def other_product_tiles(
-    tiles: Tiles, c: Contraction, width: int, products: int, target: Target, choice: Choice
-) -> Tiles:
-    """Tiles as a choice has them; later candidates need fewer registers."""
-    least = least_step(c, width)
-    for _ in range(choice.candidate):
-        tiles = _smaller(tiles, least if c.inner else None)
-    if choice.adjustment == AS_RULED:
-        return tiles
-    step = doubled(tiles.step, choice.adjustment.lanes, least, lanes_of(c.swept, 256))
-    return _fitting(replace(adjusted_tiles(tiles, c, choice.adjustment), step=step), c, width, products, target)
+    return list(dict.fromkeys(fitting(t, c, width, products, target) for t in wide))
 
 
 def least_step(c: Contraction, width: int) -> int:
     """The least positions of the swept class that a step takes."""
+    if c.reduces_columns:
+        return LEAST_TILE
     return max(LEAST_TILE, LEAST_BYTES // width) if c.inner else LEAST_BYTES // width
 
 
@@ -74,13 +60,6 @@ def _across(c: Contraction) -> bool:
     loads = [e for e in postorder([s.value for s in c.nest.stores]) if isinstance(e, Load)]
     own = [e for e in loads if c.columns in e.axes and c.rows not in e.axes and len(e.axes) > 1]
     return any(flat_offset(e.buffer, e.index).coefficient(c.columns) is Poly.ONE for e in own)
-
-
-def adjusted_tiles(tiles: AnyTiles, c: Contraction, adjustment: Adjustment) -> AnyTiles:
-    """Tiles with other warps, rows and loads in flight, within what matrix units and the rows' axis allow."""
-    rows = doubled(tiles.rows, adjustment.block, LEAST_TILE, lanes_of(c.rows, 256))
-    warps = doubled(tiles.warps, adjustment.warps, LEAST_WARPS, MOST_WARPS)
-    return replace(tiles, rows=rows, warps=warps, stages=max(1, min(MOST_STAGES, tiles.stages + adjustment.stages)))
 
 
 def doubled(size: int, times: int, least: int, most: int) -> int:
@@ -156,31 +135,64 @@ def _square(c: Contraction, rows: int, columns: int, step: int) -> Tiles:
     return Tiles(rows, columns, step, 8 if large else 4, 3 if large else 4)
 
 
-def _smaller(tiles: Tiles, least: int | None) -> Tiles:
-    """Fewer values for each thread. `least`: of the swept class, where it may be shorter: products are nested."""
-    if tiles.warps < 8 and tiles.rows >= 64:
-        return replace(tiles, warps=8)
-    if least is not None and tiles.step > least:
-        return replace(tiles, step=tiles.step // 2)
-    if least is None and tiles.columns > LEAST_TILE:
-        return replace(tiles, columns=tiles.columns // 2)
-    return replace(tiles, rows=max(LEAST_TILE, tiles.rows // 2))
+def moved_tiles(t: Tiles, c: Contraction, width: int, name: str, times: int) -> Tiles:
+    """Tiles with one size doubled so many times, within what matrix units and axes allow."""
+    match name:
+        case "warps":
+            return replace(t, warps=doubled(t.warps, times, LEAST_WARPS, MOST_WARPS))
+        case "block":
+            return replace(t, rows=doubled(t.rows, times, LEAST_TILE, lanes_of(c.rows, 256)))
+        case "stages":
+            return replace(t, stages=max(1, min(MOST_STAGES, t.stages + times)))
+        case "lanes" if t.depth:
+            return _stepping(t, c, doubled(t.depth, times, LEAST_TILE, min(lanes_of(a, 256) for a in c.inner)))
+        case "lanes":
+            most = 256 if c.reduces_columns else lanes_of(c.swept, 256)
+            return _stepping(t, c, doubled(t.step, times, least_step(c, width), most))
+    return t
 
 
-def _fitting(tiles: Tiles, c: Contraction, width: int, products: int, target: Target) -> Tiles:
+def smaller_tiles(t: Tiles, c: Contraction, width: int) -> Tiles:
+    """Fewer values for each thread."""
+    if t.warps < 8 and t.rows >= 64:
+        return replace(t, warps=8)
+    fewer_rows = replace(t, rows=max(LEAST_TILE, t.rows // 2))
+    if c.held and t.rows <= LEAST_TILE:
+        return replace(t, depth=max(LEAST_TILE, t.depth // 2), stages=max(2, t.stages - 1))
+    if c.held or (c.reduces_columns and t.step <= 64 and t.rows > LEAST_TILE):
+        return fewer_rows
+    if c.reduces_columns:
+        return replace(t, step=t.step // 2, columns=t.step // 2)
+    if c.inner:
+        return replace(t, step=t.step // 2) if t.step > least_step(c, width) else fewer_rows
+    return replace(t, columns=t.columns // 2) if t.columns > LEAST_TILE else fewer_rows
+
+
+def fitting(tiles: Tiles, c: Contraction, width: int, products: int, target: Target) -> Tiles:
     """What a program keeps in shared memory fits there."""
-    inner = sum(lanes_of(a, 1 << 30) for a in c.inner)
+    inner, room = sum(lanes_of(a, 1 << 30) for a in c.inner), target.shared_bytes - RESERVED
 
     def needed(t: Tiles) -> int:
+        if t.depth:
+            return width * t.stages * t.depth * (t.rows + t.step * products)
+        if c.reduces_columns:  # the rows' matrix stays
+            return width * inner * (t.rows + t.stages * t.step)
         if c.inner:
             return width * (t.rows * inner + t.stages * t.step * (inner + t.columns))
         return t.stages * _step_bytes(t, width, products) + _stored_bytes(t, c)
 
-    while needed(tiles) > target.shared_bytes - RESERVED and tiles.stages > 1:
+    while needed(tiles) > room and tiles.stages > 1:
         tiles = replace(tiles, stages=tiles.stages - 1)
-    while needed(tiles) > target.shared_bytes - RESERVED and tiles.step > max(LEAST_TILE, LEAST_BYTES // width):
-        tiles = replace(tiles, step=tiles.step // 2)
+    while needed(tiles) > room and (step := tiles.depth or tiles.step) > max(LEAST_TILE, least_step(c, width)):
+        tiles = _stepping(tiles, c, step // 2)
     return tiles
+
+
+def _stepping(t: Tiles, c: Contraction, step: int) -> Tiles:
+    """Tiles with another step of the innermost loop."""
+    if t.depth:
+        return replace(t, depth=step)
+    return replace(t, step=step, columns=step if c.reduces_columns else t.columns)
 
 
 def _step_bytes(t: Tiles, width: int, products: int = 1) -> int:

@@ -15,17 +15,19 @@ from ..analysis.legality import ways
 from ..analysis.nest import Nest, Refusal
 from ..analysis.price import price
 from ..errors import VerifyError
-from ..ir.choice import AS_RULED, FIRST, Adjustment, Choice
 from ..ir.kernel import ScheduledGroup
 from ..ir.plan import Chosen, Group, Store
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
+from . import product_schedules
 from .complete import completed
+from .neighbours import STEPS, moved, moved_chunk, step_text
 from .product_kernels import schedule_products
-from .product_schedules import candidates, scheduled
-from .split import split, unfinished
-from .walk import nest_kernel
+from .product_schedules import candidates
+from .split import first_part, split, unfinished
+from .walk import nest_kernel, ruled
+from .workspace import Workspace
 
 NEAR = 1.1  # times its bound, where no other way is looked for
 SHORT_US, FAR_ABOVE = 8.0, 1.25  # a time like a launch's, and times a bound, up to which no neighbours are looked at
@@ -35,44 +37,40 @@ PREFERRED = 0.95  # of the price of an earlier candidate that a later one must b
 FAR = 1.15  # times the time without a kernel, where no other candidate is looked at
 
 
-def schedule_group(group: Group, target: Target, name: str, choice: Choice = FIRST) -> ScheduledGroup:
+def schedule_group(group: Group, target: Target, name: str) -> ScheduledGroup:
     """The kernels of a group, in launch order, with everything decided that an emitter prints."""
-    scheduled = _scheduled(group, target, name, choice)
+    scheduled = _with_products(group, target, name) if group.products else _without(group, target, name)
     return replace(scheduled, kernels=tuple(map(completed, scheduled.kernels)))
 
 
-def _scheduled(group: Group, target: Target, name: str, choice: Choice) -> ScheduledGroup:
-    """The kernels as their scheduler leaves them.
+def _without(group: Group, target: Target, name: str) -> ScheduledGroup:
+    way = group.schedule.way if group.schedule is not None else 0
+    return build(_ways(group.stores, target)[way], target, name, group.origins, group.schedule)
 
-    Later candidates keep fewer values per thread: for a group whose first kernel spilled registers. What finishes
-    a split is never adjusted.
-    """
-    if group.products:
-        return _with_products(group, target, name, choice)
-    found = ways(group.stores, target)
+
+def _with_products(group: Group, target: Target, name: str) -> ScheduledGroup:
+    found, schedules = _contracted(group, target)
+    return schedule_products(found, target, name, group.origins, schedules)
+
+
+def _ways(stores: tuple[Store, ...], target: Target) -> list[Nest]:
+    found = ways(stores, target)
     if isinstance(found, Refusal):
-        raise VerifyError(f"group {name} cannot be scheduled: {found.reason}")
-    schedule = group.schedule
-    if choice.candidate:
-        schedule = None
-        held = target.held_elements >> (2 * choice.candidate - 2)
-        each = target.thread_elements >> (choice.candidate + 1)
-        registers = target.registers >> choice.candidate
-        target = replace(target, held_elements=held, thread_elements=each, registers=registers)
-    nest = found[group.schedule.way if group.schedule is not None else 0]
-    return build(nest, target, name, group.origins, choice.adjustment, schedule)
+        raise VerifyError(f"no kernel stores {', '.join(s.buffer.name for s in stores)}: {found.reason}")
+    return found
 
 
-def _with_products(group: Group, target: Target, name: str, choice: Choice) -> ScheduledGroup:
-    found = contractions(group)
+def _contracted(group: Group, target: Target) -> tuple[list[Contraction], tuple[Schedule, ...]]:
+    """The contractions of a group, each with its schedule."""
+    assert group.schedule is not None
+    found = contractions(group.stores, group.schedule)
     if isinstance(found, Refusal):
-        raise VerifyError(f"group {name} cannot be scheduled: {found.reason}")
-    planned = group.schedule
-    if planned is None or not _fits(planned.shares or (planned,), found):
-        planned = choose_products(found, target).schedule
-    schedules = planned.shares or (planned,)
-    tiles = [scheduled(c, target, choice, s, n) for c, s, n in zip(found, schedules, _others(found), strict=True)]
-    return schedule_products(found, target, name, group.origins, tiles)
+        raise VerifyError(f"no kernel stores {', '.join(s.buffer.name for s in group.stores)}: {found.reason}")
+    schedules = group.schedule.shares or (group.schedule,)
+    if not _fits(schedules, found):
+        chosen = choose_products(found, target).schedule
+        schedules = chosen.shares or (chosen,)
+    return found, schedules
 
 
 def _fits(schedules: Sequence[Schedule], found: Sequence[Contraction]) -> bool:
@@ -89,10 +87,65 @@ def _others(contractions: Sequence[Contraction]) -> list[int]:
     return [sum(sizes) - size for size in sizes]
 
 
-def choose(stores: Iterable[Store], target: Target, bound_us: float, neighbours: bool = False) -> Chosen | Refusal:
+# --- other schedules ---
+
+
+def neighbours(group: Group, target: Target) -> dict[str, Schedule]:
+    """Schedules beside the group's own, by how they differ from it, the most promising first."""
+    assert group.schedule is not None
+    found = {}
+    if group.products:
+        contracted, schedules = _contracted(group, target)
+        pairs = list(zip(schedules, contracted, strict=True))
+        for step in STEPS:
+            found[step_text(*step)] = _shared([product_schedules.moved(s, c, target, *step) for s, c in pairs])
+    else:
+        nest = _ways(group.stores, target)[group.schedule.way]
+        found = {step_text(*step): _moved(nest, target, group.schedule, *step) for step in STEPS}
+    return {change: s for change, s in found.items() if s != group.schedule}
+
+
+def _moved(nest: Nest, target: Target, schedule: Schedule, name: str, times: int) -> Schedule:
+    if nest.split is not None:
+        size = max(1, schedule.factor(nest.split).chunk)
+        if name == "chunk" and (other := moved_chunk(size, nest.split, times)) != size:
+            head = first_part(nest, nest.split, other, Workspace("k", ""))
+            return replace(ruled(head, target, other), way=schedule.way)
+        nest = first_part(nest, nest.split, size, Workspace("k", ""))
+    return moved(schedule, nest, target, name, times) if target.warp else schedule
+
+
+def _shared(schedules: Sequence[Schedule]) -> Schedule:
+    """The schedule of contractions that share a launch."""
+    return schedules[0] if len(schedules) == 1 else replace(schedules[0], shares=tuple(schedules))
+
+
+def smaller(group: Group, target: Target, count: int) -> list[Schedule]:
+    """The next schedules, each with fewer values per thread: for a group whose first kernel spilled registers."""
+    found: list[Schedule] = []
+    if group.products:
+        contracted, schedules = _contracted(group, target)
+        for _ in range(count):
+            pairs = zip(schedules, contracted, strict=True)
+            schedules = tuple(product_schedules.smaller(s, c, target) for s, c in pairs)
+            found.append(_shared(schedules))
+        return found
+    way = group.schedule.way if group.schedule is not None else 0
+    nest = _ways(group.stores, target)[way]
+    for k in range(1, count + 1):
+        held, each = target.held_elements >> (2 * k - 2), target.thread_elements >> (k + 1)
+        less = replace(target, held_elements=held, thread_elements=each, registers=target.registers >> k)
+        found.append(replace(build(nest, less, "k", ()).kernels[0].schedule, way=way))
+    return found
+
+
+# --- the best one ---
+
+
+def choose(stores: Iterable[Store], target: Target, bound_us: float, others: bool = False) -> Chosen | Refusal:
     """How stores run best as one kernel: every way is built and priced, unless one comes near `bound_us`.
 
-    `neighbours`: other sizes of its tiles, too, as long as one of them is faster.
+    `others`: neighbours of the best, too, as long as one of them is faster.
     """
     stores = tuple(stores)
     found = ways(stores, target)
@@ -100,30 +153,30 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float, neighbours:
         return found
     best: Chosen | None = None
     for way, each in _candidates(found, target):
-        chosen = _priced(stores, target, way, each, AS_RULED)
+        chosen = _priced(stores, target, way, each)
         if best is None or chosen.time_us < best.time_us:
-            best, like = chosen, (way, each)
+            best = chosen
         if best.time_us <= NEAR * bound_us:
             return best
     assert best is not None
-    adjustment = AS_RULED
-    while neighbours and best.time_us > max(FAR_ABOVE * bound_us, SHORT_US):
-        others = [(_priced(stores, target, *like, a), a) for a in adjustment.neighbours() if not a.stages]
-        fastest, moved = min(others, key=lambda o: o[0].time_us)
+    while others and best.time_us > max(FAR_ABOVE * bound_us, SHORT_US):
+        beside = neighbours(Group(stores, (), best.schedule), target)
+        each_priced = [_priced(stores, target, s.way, False, s) for text, s in beside.items() if "stages" not in text]
+        fastest = min(each_priced, key=lambda c: c.time_us, default=best)
         if fastest.time_us >= GAIN * best.time_us:
             break
-        best, adjustment = fastest, moved
+        best = fastest
     return best
 
 
 @lru_cache(maxsize=512)
-def _priced(stores: tuple[Store, ...], target: Target, way: int, each: bool, adjustment: Adjustment) -> Chosen:
+def _priced(
+    stores: tuple[Store, ...], target: Target, way: int, each: bool, schedule: Schedule | None = None
+) -> Chosen:
     """One way to run stores, built for its price."""
-    found = ways(stores, target)
-    assert not isinstance(found, Refusal)
-    built = build(found[way], target, "k", (), adjustment, each=each)
-    schedule = replace(built.kernels[0].schedule, way=way)
-    return Chosen(schedule, tuple(price(k, target) for k in built.kernels))
+    built = build(_ways(stores, target)[way], target, "k", (), schedule, each)
+    chosen = replace(built.kernels[0].schedule, way=way)
+    return Chosen(chosen, tuple(price(k, target) for k in built.kernels))
 
 
 def _candidates(found: list[Nest], target: Target) -> Iterator[tuple[int, bool]]:
@@ -147,8 +200,8 @@ def choose_products(found: Sequence[Contraction], target: Target, limit_us: floa
     """
     sides = [candidates(c, target, n) for c, n in zip(found, _others(found), strict=True)]
     best: Chosen | None = None
-    for tiles in itertools.islice(itertools.zip_longest(*sides), MOST_CANDIDATES):
-        own = [t or side[-1] for t, side in zip(tiles, sides, strict=True)]
+    for schedules in itertools.islice(itertools.zip_longest(*sides), MOST_CANDIDATES):
+        own = [s or side[-1] for s, side in zip(schedules, sides, strict=True)]
         kernels = schedule_products(found, target, "k", (), own).kernels
         chosen = Chosen(kernels[0].schedule, tuple(price(k, target) for k in kernels))
         if best is None or chosen.time_us < PREFERRED * best.time_us:
@@ -164,14 +217,13 @@ def build(
     target: Target,
     name: str,
     origins: tuple[Origin, ...],
-    adjustment: Adjustment = AS_RULED,
     schedule: Schedule | None = None,
     each: bool = False,
 ) -> ScheduledGroup:
-    """The kernels of a nest. `schedule`: of the first of them, else the rules of the target say; adjusted.
+    """The kernels of a nest. `schedule`: of the first of them, else the rules of the target say.
 
     `each`: every position of a split has a program.
     """
     if nest.split is None:
-        return ScheduledGroup((nest_kernel(nest, target, name, origins, schedule, adjustment=adjustment),))
-    return split(nest, nest.split, origins, target, name, adjustment, schedule, each)
+        return ScheduledGroup((nest_kernel(nest, target, name, origins, schedule),))
+    return split(nest, nest.split, origins, target, name, schedule, each)

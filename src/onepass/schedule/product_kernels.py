@@ -20,8 +20,10 @@ from ..ir.expr import Pointwise, postorder
 from ..ir.kernel import GridAxis, Kernel, ScheduledGroup, Share
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
+from ..ir.schedule import Schedule
 from ..ir.target import Target
 from .contraction_tiles import Tiles
+from .product_schedules import tiles_of
 from .products import ProductScheduler
 from .walk import nest_kernel
 from .workspace import Workspace
@@ -31,9 +33,14 @@ PROGRAMS = 2  # for each processor
 
 
 def schedule_products(
-    contractions: Sequence[Contraction], target: Target, name: str, origins: tuple[Origin, ...], tiles: Sequence[Tiles]
+    contractions: Sequence[Contraction],
+    target: Target,
+    name: str,
+    origins: tuple[Origin, ...],
+    schedules: Sequence[Schedule],
 ) -> ScheduledGroup:
-    """The kernels of contractions that share a launch, each with its tiles."""
+    """The kernels of contractions that share a launch, each with its schedule."""
+    tiles = [tiles_of(s, c) for s, c in zip(schedules, contractions, strict=True)]
     if len(contractions) > 1:
         return ScheduledGroup((_side_by_side(contractions, target, name, origins, tiles),))
     ((c,), (own,)) = contractions, tiles

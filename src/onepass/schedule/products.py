@@ -28,14 +28,12 @@ from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, postord
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Buffer, Origin
-from ..ir.schedule import Factor, Schedule
 from ..ir.target import Target
 from .builder import Finished
-from .contraction_row_tiles import RowTiles
-from .contraction_tiles import FEW_ROWS, GROUPED, Tiles, lanes_of
+from .contraction_tiles import FEW_ROWS, GROUPED, Tiles
 from .matrix_tiles import COLUMN, ROW, MatrixTiles
 from .online import carry
-from .product_schedules import matrices
+from .product_schedules import matrices, schedule_of
 from .reuse import larger_than_cache
 from .sweep_spans import WHOLE, Span, Visited, spans
 from .tiles import has_far_values, needs_wide
@@ -75,7 +73,7 @@ class ProductScheduler(MatrixTiles):
         """`chunk`: which part of the swept class a program has, of so many steps."""
         super().__init__(company)
         self.c, self.target, self.tiles = contraction, target, tiles
-        self.depth = tiles.depth if isinstance(tiles, RowTiles) else 0  # of a product's own sum; 0: all of it
+        self.depth = tiles.depth  # of a product's own sum; 0: all of it
         self.chunk, self.steps = chunk, steps
         self.passing = list(self.c.passing)  # stores inside a sweep that are not done
         self.stores = [s for s in self.c.nest.stores if s not in self.passing]  # at the end of the program
@@ -106,7 +104,7 @@ class ProductScheduler(MatrixTiles):
             body=body,
             locals=tuple(self.builder.locals),
             origins=origins,
-            schedule=self._schedule(),
+            schedule=schedule_of(self.tiles, self.c, estimate(self.chunk.extent) if self.chunk is not None else 0),
             work=product(a.extent for a in self.c.nest.classes),
             warps=self.tiles.warps,
             stages=self.tiles.stages,
@@ -122,22 +120,6 @@ class ProductScheduler(MatrixTiles):
         c, t = self.c, self.tiles
         across = 1 if c.inner else -(-estimate(c.columns.extent) // t.columns)
         return numel(c.grid) * -(-estimate(c.rows.extent) // t.rows) * across
-
-    def _schedule(self) -> Schedule:
-        """How the axes run, as data."""
-        c, t = self.c, self.tiles
-        inside = Factor(tile=self.depth, role="inside") if self.depth else None
-        swept = Factor(loop=True, tile=t.step)
-        across = Factor(tile=t.columns) if c.held else swept
-        axes = [
-            *((a, Factor(grid=True)) for a in c.grid),
-            (c.rows, Factor(grid=True, tile=t.rows, role="rows")),
-            (c.columns, across if c.reduces_columns else Factor(grid=not c.inner, tile=t.columns, role="columns")),
-            *(() if c.reduces_columns else ((c.swept, swept),)),
-            *((a, inside or Factor(tile=lanes_of(a, 1 << 30))) for a in c.inner if a is not c.columns),
-        ]
-        chunks = estimate(self.chunk.extent) if self.chunk is not None else 0
-        return Schedule(tuple(axes), (), t.warps, t.stages, chunks=chunks, staged=True, resident=t.resident)
 
     # --- axes ---
 

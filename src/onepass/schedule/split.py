@@ -11,14 +11,12 @@ from ..analysis.carried import CARRIED_ROWS
 from ..analysis.inline import reductions
 from ..analysis.legality import programs_of
 from ..analysis.nest import Nest, NestStore, direct_reductions
-from ..ir.choice import Adjustment
 from ..ir.expr import Expr, Part, Reduce, const, pointwise, substitute_axes
 from ..ir.kernel import ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
-from .adjust import adjusted_chunk
 from .layout import AxisOrder
 from .walk import nest_kernel
 from .workspace import Workspace
@@ -39,35 +37,31 @@ def split(
     origins: tuple[Origin, ...],
     target: Target,
     name: str,
-    adjustment: Adjustment,
     schedule: Schedule | None,
     each: bool,
 ) -> ScheduledGroup:
-    ends = unfinished(nest, axis)
-    outer = nest.outer
-    if schedule is not None:
-        ruled = max(1, schedule.factor(axis).chunk)
-    else:
-        ruled = 1 if each else _chunk_size(nest, axis, ends, target)
-    size = adjusted_chunk(ruled, axis, adjustment)
-    if size != ruled:  # the schedule is that of the other size
-        schedule = None
-    alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
-    number = axis if alone else Axis("chunk", (axis.extent + size - 1) // size)
+    size = max(1, schedule.factor(axis).chunk) if schedule is not None else 0
+    size = size or (1 if each else _chunk_size(nest, axis, unfinished(nest, axis), target))
     workspace = Workspace(name, nest.stores[0].buffer.device)
-    first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
-    for r in ends:
-        first += workspace.leave(
-            r, (*outer, number, *nest.carried(r)), {number: "chunk"}, _share(nest, r, axis) if alone else None
-        )
-    if alone:
-        head = Nest(tuple(first), nest.classes, nest.bound, (*outer, axis))
-    else:
-        head = Nest(tuple(first), (*nest.classes, number), nest.bound, (*outer, number), axis)
-    kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule, size, adjustment)
+    head, ends = first_part(nest, axis, size, workspace), unfinished(nest, axis)
+    kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule, size)
     tail = workspace.finish(nest, (s for s in nest.stores if not {*ends}.isdisjoint(direct_reductions([s.value]))))
     finish = nest_kernel(tail, target, f"{name}_finish", origins)
     return ScheduledGroup((kernel, finish), tuple(workspace.buffers))
+
+
+def first_part(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:
+    """What the first kernel computes, each program `size` positions: their states are left in the workspace."""
+    alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
+    number = axis if alone else Axis("chunk", (axis.extent + size - 1) // size)
+    first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
+    for r in unfinished(nest, axis):
+        first += workspace.leave(
+            r, (*nest.outer, number, *nest.carried(r)), {number: "chunk"}, _share(nest, r, axis) if alone else None
+        )
+    if alone:
+        return Nest(tuple(first), nest.classes, nest.bound, (*nest.outer, axis))
+    return Nest(tuple(first), (*nest.classes, number), nest.bound, (*nest.outer, number), axis)
 
 
 def _share(nest: Nest, reduce: Reduce, axis: Axis) -> list[Expr]:

@@ -13,14 +13,12 @@ from ..analysis.access import estimate
 from ..analysis.inline import reductions
 from ..analysis.nest import Nest, direct_reductions
 from ..analysis.refine import polys_of
-from ..ir.choice import AS_RULED, Adjustment
 from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
 from ..ir.kernel import Accumulate, Accumulator, Kernel, Start, WriteLocal
 from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
-from .adjust import adjusted
 from .builder import Builder, Finished, Kept, when
 from .lane_rules import lane_schedule
 from .lanes import Lanes
@@ -32,22 +30,18 @@ from .tiles import Tiles
 
 
 def nest_kernel(
-    nest: Nest,
-    target: Target,
-    name: str,
-    origins: tuple[Origin, ...],
-    schedule: Schedule | None = None,
-    chunk: int = 0,
-    adjustment: Adjustment = AS_RULED,
+    nest: Nest, target: Target, name: str, origins: tuple[Origin, ...], schedule: Schedule | None = None, chunk: int = 0
 ) -> Kernel:
-    """The kernel of a nest. `schedule`: how it runs, else the rules of the target say; adjusted.
+    """The kernel of a nest. `schedule`: how it runs, else the rules of the target say.
 
     `chunk`: positions of the split class that one program takes.
     """
-    if schedule is None:
-        rules = tile_schedule if target.warp else lane_schedule
-        schedule = rules(nest, target, chunk)
-    return Walker(nest, target, adjusted(schedule, nest, target, adjustment)).build(name, origins)
+    return Walker(nest, target, schedule or ruled(nest, target, chunk)).build(name, origins)
+
+
+def ruled(nest: Nest, target: Target, chunk: int = 0) -> Schedule:
+    """How a nest runs as the rules of the target say."""
+    return (tile_schedule if target.warp else lane_schedule)(nest, target, chunk)
 
 
 class Walker:
