@@ -179,3 +179,15 @@ def test_html_of_nothing() -> None:
 )
 def test_byte_text(count: int, text: str) -> None:
     assert byte_text(count) == text
+
+
+def test_rejections_show_the_numbers_they_have_and_each_is_shown_once() -> None:
+    illegal = Decision("p", "c", "rows", False, "its reductions run over different axes")
+    slower = Decision("p", "d", "rows", False, "predicted 3.0 us together, 2.0 us apart", -1.0, 0)
+    lines = str(Explanation([CompileRecord(decisions=[illegal, slower, illegal])])).splitlines()
+    shown = [line.strip() for line in lines if line.strip().startswith("p -> ")]
+    assert shown == [
+        "p -> c (rows): its reductions run over different axes",
+        "p -> d (rows): predicted 3.0 us together, 2.0 us apart [-1 us]",
+    ]
+    assert any("0 made, 2 rejected" in line for line in lines)

@@ -80,16 +80,17 @@ def user_line(line: str) -> str:
 
 
 def rejected_by_size(decisions: Iterable[Decision]) -> list[Decision]:
-    """Rejected fusions, the largest missed saving first."""
-    rejected = [d for d in decisions if not d.accepted]
+    """Rejected fusions, each once, the largest missed saving first."""
+    rejected = dict.fromkeys(d for d in decisions if not d.accepted)
     return sorted(rejected, key=lambda d: (-d.bytes_saved, d.producer, d.consumer))
 
 
 def decision_line(decision: Decision) -> str:
-    """One decision with the number that decided."""
-    numbers = f"{decision.saved_us:+.3g} us, {byte_text(decision.bytes_saved)}"
-    pair = f"{decision.producer} -> {decision.consumer}"
-    return _one_line(f"{pair} ({decision.kind}): {decision.reason} [{numbers}]")
+    """One decision with the numbers that decided; where it was not legal there are none."""
+    numbers = [f"{decision.saved_us:+.3g} us"] if decision.saved_us else []
+    numbers += [byte_text(decision.bytes_saved)] if decision.bytes_saved else []
+    shown = f" [{', '.join(numbers)}]" if numbers else ""
+    return _one_line(f"{decision.producer} -> {decision.consumer} ({decision.kind}): {decision.reason}{shown}")
 
 
 def trial_line(trial: TrialRecord) -> str:
@@ -167,7 +168,7 @@ def _extern(extern: ExternRecord) -> Iterator[str]:
 
 def _rejected(graph: CompileRecord) -> Iterator[str]:
     rejected = rejected_by_size(graph.decisions)
-    accepted = len(graph.decisions) - len(rejected)
+    accepted = sum(d.accepted for d in graph.decisions)
     if graph.decisions:
         yield f"  fusions: {accepted} made, {len(rejected)} rejected"
     for decision in rejected[:REJECTED_SHOWN]:
