@@ -191,3 +191,10 @@ def test_rejections_show_the_numbers_they_have_and_each_is_shown_once() -> None:
         "p -> d (rows): predicted 3.0 us together, 2.0 us apart [-1 us]",
     ]
     assert any("0 made, 2 rejected" in line for line in lines)
+
+
+def test_a_cache_hit_says_that_it_was_compiled_before() -> None:
+    seconds = {"plan": 0.25}
+    found = {c: str(Explanation([_record(cache=c, stage_seconds=seconds)])) for c in ("hit", "miss")}
+    assert "cache hit, compiled before, in 0.25 s" in found["hit"]
+    assert "cache miss, compiled in 0.25 s" in found["miss"]

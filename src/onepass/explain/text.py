@@ -120,7 +120,8 @@ def _totals(graphs: Sequence[CompileRecord]) -> Iterator[str]:
 
 def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     seconds = sum(graph.stage_seconds.values())
-    compiled = f", compiled in {seconds:.2f} s" if seconds else ""
+    spent = f", compiled before, in {seconds:.2f} s" if graph.cache == "hit" else f", compiled in {seconds:.2f} s"
+    compiled = spent if seconds else ""
     yield f"graph {number} of {total}: {graph.direction}, target {graph.target}, cache {graph.cache}{compiled}"
     if graph.fallback:
         yield f"  runs as eager: {_one_line(graph.fallback)}"
