@@ -86,6 +86,15 @@ def _log_of_sum(exponential: Callable[..., Any], unit: float, otherwise: Callabl
     return log_of_sum
 
 
+def _times_log(logarithm: Callable[..., Any]) -> Callable[..., Any]:
+    """xlogy, laid out like its first operand, as in eager; torch's own decomposition looks at the second first."""
+
+    def times_log(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.where((x == 0) & ~torch.isnan(y), 0, x * logarithm(y))
+
+    return times_log
+
+
 def decomposition_table(target: str = "auto") -> Table:
     """The table to give AOTAutograd for the target of that name."""
     return _for_every_target() | convolution_decompositions(target)
@@ -101,6 +110,8 @@ def _for_every_target() -> Table:
     table |= {op: _floating_only(table[op]) for op in _FLOATING_ONLY if op in table}
     exponentials = zip(operators("logaddexp logaddexp2"), (torch.exp, torch.exp2), (math.e, 2), strict=True)
     table |= {op: _log_of_sum(exp, 1 / math.log(base), table[op]) for op, exp, base in exponentials if op in table}
+    logarithms = zip(operators("xlogy.Tensor special_xlog1py"), (torch.log, torch.log1p), strict=True)
+    table |= {op: _times_log(logarithm) for op, logarithm in logarithms}
     return table | layout_decompositions() | pooling_decompositions() | RANDOM | _foreach()
 
 
