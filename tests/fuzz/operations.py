@@ -457,7 +457,7 @@ LOSSES = (
     ("F.binary_cross_entropy(torch.sigmoid({a}), torch.sigmoid({b}))", "smooth"),
     ("F.kl_div(torch.log_softmax({a}, -1), torch.softmax({b}, -1), reduction='sum')", "smooth"),
     ("F.smooth_l1_loss({a}, {b}, beta=0.5)", "kink"),
-    ("F.huber_loss({a}, {b}, reduction='none')", "kink"),
+    ("F.huber_loss({a}, {b}.to({a}.dtype), reduction='none')", "kink"),
     ("F.l1_loss({a}, {b})", "kink"),
 )
 UPDATES = (

@@ -387,3 +387,13 @@ def test_many_inputs() -> None:
         return [total, torch.cat(xs), torch.stack(xs).amax(0)]
 
     check(function, lambda: [grid(2, 3) + k for k in range(150)])
+
+
+def test_xlogy_of_mixed_types() -> None:
+    """A number without dimensions does not decide the type, and nothing times the logarithm of nothing is nothing."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        both = [torch.xlogy(a, b) for a in (x, x[1], x.half()[1], y) for b in (x, y, x[2], y[2], x.double()[2])]
+        return [*both, torch.special.xlog1py(x.half()[1], y), torch.xlogy(x * 0, -x), torch.xlogy(x * 0, x * torch.nan)]
+
+    check(function, lambda: [torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0, 1, 2])])

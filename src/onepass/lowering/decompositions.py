@@ -90,7 +90,7 @@ def _times_log(logarithm: Callable[..., Any]) -> Callable[..., Any]:
     """xlogy, laid out like its first operand, as in eager; torch's own decomposition looks at the second first."""
 
     def times_log(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return torch.where((x == 0) & ~torch.isnan(y), 0, x * logarithm(y))
+        return torch.where((x == 0) & ~torch.isnan(y), 0, x * logarithm(y.to(torch.result_type(x, y))))
 
     return times_log
 
