@@ -80,7 +80,7 @@ gpu-sanitize:
 SANITIZER = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libstdc++.so.6)
 sanitize: $(STAMP)
 	CC="gcc -fsanitize=address" LD_PRELOAD="$(SANITIZER)" \
-	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:detect_odr_violation=0:allocator_may_return_null=1 \
+	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:detect_odr_violation=0:allocator_may_return_null=1:use_sigaltstack=0 \
 	$(BIN)/python $(PYTEST)
 
 check: $(STAMP)

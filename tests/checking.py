@@ -10,7 +10,7 @@ ONEPASS_TEST_DEVICE=cuda runs them on a GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,13 +82,15 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def execute(function: Function, inputs: Sequence[torch.Tensor], gradients: bool, seed: int = 0) -> Run:
-    """Call, then differentiate a fixed random combination of the outputs."""
+def execute(
+    function: Function, inputs: Sequence[torch.Tensor], gradients: bool, seed: int = 0, skipped: Collection[int] = ()
+) -> Run:
+    """Call, then differentiate a fixed random combination of the outputs, but for those at skipped positions."""
     torch.manual_seed(seed)
     outputs = tensors_of(function(*inputs))
     run = Run(outputs, list(inputs))
     if gradients:
-        run.gradients = _differentiate(outputs, inputs, seed)
+        run.gradients = _differentiate([o for k, o in enumerate(outputs) if k not in skipped], inputs, seed)
     return run
 
 

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.fx.experimental import _config as shape_config
 
@@ -24,6 +26,8 @@ from .autograd.partition import SAVED_BYTES, partition
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
+from .explain.memoryless import has_no_memory
+from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
 from .ir.record import CompileRecord
 from .ir.target import Target, find_target
@@ -168,11 +172,16 @@ class _Made(threading.local):
 
 
 def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[[list[Any]], Any]:
-    reason = str(error) if isinstance(error, OnepassError) else f"{type(error).__name__}: {error}"
-    warnings.warn(f"onepass runs one graph as eager does: {reason}", FallbackWarning, stacklevel=2)
-    _publish(CompileRecord(direction=direction, fallback=reason))
+    _tell(error, direction)
     boxed: Callable[[list[Any]], Any] = make_boxed_func(graph.forward)
     return boxed
+
+
+def _tell(error: Exception, direction: str) -> None:
+    """One warning and one record of a graph that runs as eager does."""
+    reason = str(error) if isinstance(error, OnepassError) else f"{type(error).__name__}: {error}"
+    warnings.warn(f"onepass runs one graph as eager does: {reason}", FallbackWarning, stacklevel=3)
+    _publish(CompileRecord(direction=direction, fallback=reason))
 
 
 def make_backend(options: dict[str, Any] | None = None) -> Backend:
@@ -203,12 +212,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         keep_inference_input_mutations=True,
     )
 
-    def backend(graph: GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        reset_streams()
-        on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in example_inputs)
-        if on_gpu:
-            start_launcher()  # while graphs are traced
-        multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
+    def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
         if chosen.fuse and multiplies:
             simplify_masks(graph)
             write_out_masked_attention(graph)
@@ -216,7 +220,33 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)
 
+    def backend(graph: GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        as_it_is: Callable[..., Any] = graph.forward
+        if not is_planning() and any(map(_without_memory, example_inputs)):
+            return as_it_is
+        reset_streams()
+        on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in example_inputs)
+        if on_gpu:
+            start_launcher()  # while graphs are traced
+        multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
+        try:
+            return traced(graph, example_inputs, multiplies)
+        except TorchDynamoException:  # dynamo's own signals, such as that it must trace again
+            raise
+        except Exception as error:
+            if chosen.strict:
+                raise
+            _tell(error, "inference")
+            return as_it_is
+
     return backend
+
+
+def _without_memory(value: Any) -> bool:
+    """Whether a tensor has no memory when the graph runs. Fake tensors of the trace's own mode stand for real ones."""
+    context = TracingContext.try_get()
+    tracing = context.fake_mode if context is not None else None
+    return isinstance(value, torch.Tensor) and has_no_memory(value) and getattr(value, "fake_mode", 0) is not tracing
 
 
 def onepass(

@@ -22,7 +22,7 @@ from ..checking import (
 )
 from ..rounding import DRAWS, Rounding
 from .generate import coarsest_float
-from .program import Program
+from .program import Program, with_other_sizes
 
 # What a rounding of the coarsest type inside may do to a result of ordinary size.
 COARSE = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float32: 1e-5}
@@ -30,31 +30,33 @@ COARSE = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float32: 1e-5}
 
 def check_program(program: Program, backend: str | Compiler = BACKEND, model: str = "eager") -> None:
     """Raise if the compiled program differs from the model in values, mutation, gradients, strides or aliasing."""
+    floor = coarsest_float(program)
+    absolute = COARSE.get(floor or torch.float64, 1e-7)
+    if not isinstance(backend, str):  # without dynamo there is one compilation, for one size
+        program = replace(program, resized=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = _run(program, model)
-        reference = _run(program, model, wide=True)
-        ours = _run(program, backend)
-        floor = coarsest_float(program)
-        absolute = COARSE.get(floor or torch.float64, 1e-7)
-        try:
-            compare(ours, expected, reference, floor, absolute)
-        except Mismatch:
-            compare(ours, expected, reference, floor, absolute, _draws(program))
-    compare_strides(ours, expected)
-    compare_aliasing(ours, expected)
+        runs = (_runs(program, model), _runs(program, model, wide=True), _runs(program, backend))
+        for number, (expected, reference, ours) in enumerate(zip(*runs, strict=True)):
+            try:
+                compare(ours, expected, reference, floor, absolute)
+            except Mismatch:
+                compare(ours, expected, reference, floor, absolute, _draws(program, number))
+            compare_strides(ours, expected)
+            compare_aliasing(ours, expected)
 
 
-def _draws(program: Program) -> list[Run]:
+def _draws(program: Program, number: int) -> list[Run]:
     """Eager, rounded otherwise."""
     found = []
     for seed in range(DRAWS):
         with Rounding(1000 * seed):
-            found.append(_run(program, "eager"))
+            found.append(_runs(program, "eager")[number])
     return found
 
 
-def _run(program: Program, backend: str | Compiler, wide: bool = False) -> Run:
+def _runs(program: Program, backend: str | Compiler, wide: bool = False) -> list[Run]:
+    """What the program does; after it, what it does with inputs of another size."""
     function, example = program.load(wide)
     _, inputs = program.load(wide)
     if backend == "eager":
@@ -66,7 +68,8 @@ def _run(program: Program, backend: str | Compiler, wide: bool = False) -> Run:
         run = compiled(function, backend, dynamic=program.dynamic or None)
     else:
         run = compile_direct(function, example, backend_callable(backend))
-    return execute(run, inputs, program.gradients)
+    sizes = [inputs, with_other_sizes(example)] if program.resized else [inputs]
+    return [execute(run, x, program.gradients, skipped=program.skipped_positions()) for x in sizes]
 
 
 def failure(program: Program, backend: str | Compiler = BACKEND) -> str | None:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from . import operations
-from .program import Program, Statement, namespace
+from .program import Program, Statement, namespace, with_other_sizes
 
 LARGEST = 1e3  # magnitude of a value
 SMALL = 20_000  # elements of an ordinary input
 REFUSED = (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError)  # eager says no to the statement
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 33, 64, 97)
-WIDTHS = ("f32", "f32", "f32", "f32", "bf16", "f16", "f64", "i64", "i32", "u8", "b8")
+WIDTHS = ("f32", "f32", "f32", "f32", "bf16", "f16", "f64", "i64", "i64", "i32", "i16", "i8", "u8", "b8", "b8")
 
 
 @dataclass
@@ -49,7 +49,7 @@ def generate(seed: int) -> Program:
     """The program of a seed, found on the CPU wherever it will run: a refused statement does no harm there."""
     rng = random.Random(seed)
     large = rng.random() < 0.03
-    state = State(rng, gradients=rng.random() < 0.5)
+    state = State(rng, gradients=rng.random() < 0.6)
     with warnings.catch_warnings(), torch.device("cpu"):
         warnings.simplefilter("ignore")
         _add_inputs(state, large)
@@ -58,16 +58,20 @@ def generate(seed: int) -> Program:
             if len(state.body) >= wanted:
                 break
             _try_statement(state)
+        outputs, through_dynamo = _choose_outputs(state), rng.random() < 0.2
         program = Program(
             seed,
             tuple(state.setup),
             tuple(state.body),
-            _choose_outputs(state),
+            outputs,
             state.gradients,
-            through_dynamo=rng.random() < 0.15,
-            dynamic=rng.random() < 0.3,
+            through_dynamo=through_dynamo,
+            dynamic=rng.random() < 0.4,
+            skipped=tuple(o for o in outputs if rng.random() < 0.25),
+            resized=through_dynamo and rng.random() < 0.4,
         )
-        return program if _differentiates(program) else _without_gradients(program)
+        program = program if _differentiates(program) else _without_gradients(program)
+        return program if _runs_again(program) else replace(program, resized=False)
 
 
 def coarsest_float(program: Program) -> torch.dtype | None:
@@ -103,7 +107,7 @@ def _add_inputs(state: State, large: bool) -> None:
 
 def _small_shape(rng: random.Random) -> tuple[int, ...]:
     while True:
-        shape = tuple(rng.choice(SIZES) for _ in range(rng.choice((0, 1, 2, 2, 2, 3, 3, 4))))
+        shape = tuple(rng.choice(SIZES) for _ in range(rng.choice((0, 1, 2, 2, 2, 3, 3, 4, 4))))
         if torch.Size(shape).numel() <= SMALL:
             return shape
 
@@ -130,6 +134,8 @@ def _layout(rng: random.Random, seed: int, shape: tuple[int, ...], width: str) -
     def make(of: tuple[int, ...]) -> str:
         return f"values({seed}, {of}, {width})"
 
+    if len(shape) == 4 and kind < 0.3:
+        return f"{make(shape)}.to(memory_format=torch.channels_last)"
     if kind < 0.12 and len(shape) >= 2:
         i, j = rng.sample(range(len(shape)), 2)
         swapped = list(shape)
@@ -260,10 +266,24 @@ def _differentiates(program: Program) -> bool:
     from ..checking import execute
 
     try:
-        runs = [execute(*program.load(wide), gradients=True) for wide in (False, True)]
+        skipped = program.skipped_positions()
+        runs = [execute(*program.load(wide), gradients=True, skipped=skipped) for wide in (False, True)]
     except RuntimeError:
         return False
     return bool(runs[0].gradients) and all(g is None or _moderate(g) for run in runs for g in run.gradients)
+
+
+def _runs_again(program: Program) -> bool:
+    """Eager does the same with inputs of another size."""
+    from ..checking import execute
+
+    for wide in (False, True) if program.resized else ():
+        function, inputs = program.load(wide)
+        try:
+            execute(function, with_other_sizes(inputs), program.gradients, skipped=program.skipped_positions())
+        except REFUSED:
+            return False
+    return True
 
 
 def _without_gradients(program: Program) -> Program:

@@ -59,6 +59,13 @@ SMOOTH = (
     "F.tanhshrink({a})",
     "F.softsign({a} * 1.5)",
     "torch.special.expit({a})",
+    "torch.lgamma({a}.square() + 1)",
+    "torch.digamma({a}.square() + 1)",
+    "2 ** ({a} * 0.5)",
+    "torch.sinc({a})",
+    "F.glu({a}, {e})",
+    "torch.special.log_ndtr({a})",
+    "torch.nan_to_num({a} / 3)",
 )
 EXACT_UNARY = (
     "{a} * 0.5",
@@ -69,6 +76,11 @@ EXACT_UNARY = (
     "{a} + {a}",
     "{a}.clone()",
     "torch.positive({a})",
+    "{a} ** 2",
+    "torch.nan_to_num({a})",
+    "{a} / 2",
+    "torch.square({a})",
+    "torch.rsub({a}, 1, alpha=2)",
 )
 KINKS = (
     "{a}.abs()",
@@ -82,6 +94,11 @@ KINKS = (
     "F.hardsigmoid({a})",
     "F.elu({a})",
     "F.softshrink({a})",
+    "F.celu({a})",
+    "F.selu({a})",
+    "F.threshold({a}, 0.5, 0.25)",
+    "F.prelu({a}, torch.full((1,), 0.25, dtype={a}.dtype))",
+    "torch.xlogy({a}.abs(), {a}.square() + 1)",
 )
 JUMPS = (
     "torch.sign({a})",
@@ -102,6 +119,13 @@ JUMPS = (
     "torch.frac({a})",
     "torch.signbit({a})",
     "torch.logical_not({a})",
+    "torch.fmod({a}, 0.75)",
+    "torch.remainder({a}, -0.75)",
+    "torch.heaviside({a}, {a} * 0.5)",
+    "{a}.to(u8)",
+    "{a}.to(i8)",
+    "torch.bucketize({a}, torch.tensor([-1.0, 0.0, 1.0], dtype={a}.dtype))",
+    "torch.isclose({a}, {a} * 2)",
 )
 BINARY_SMOOTH = (
     "{a} / ({b}.square() + 1)",
@@ -113,9 +137,19 @@ BINARY_SMOOTH = (
     "torch.exp(-({a} - {b}).square())",
     "torch.hypot({a} + 3, {b})",
     "torch.addcdiv({a}, {b}, {a}.square() + 1)",
+    "torch.xlogy({b}.square() + 0.5, {a}.square() + 1)",
+    "torch.lerp({a}, {b}, torch.sigmoid({a}))",
+    "torch.logaddexp2({a}, {b})",
+    "({a}.square() + 1) ** ({b} * 0.25)",
 )
 BINARY_EXACT = ("{a} + {b}", "{a} - {b}", "{a} * {b}", "torch.add({a}, {b}, alpha=2)", "{b} - {a}")
-BINARY_KINKS = ("torch.maximum({a}, {b})", "torch.minimum({a}, {b})")
+BINARY_KINKS = (
+    "torch.maximum({a}, {b})",
+    "torch.minimum({a}, {b})",
+    "torch.fmax({a}, {b})",
+    "torch.where({a} > {b}, {a}, {b} * 0.5)",
+    "{a}.clamp(max={b})",
+)
 COMPARISONS = ("{a} < {b}", "{a} >= {b}", "{a} == {b}", "torch.ne({a}, {b})")
 INTEGER = (
     "{a} + 3",
@@ -145,6 +179,19 @@ INTEGER = (
     "{a} / 4",
     "torch.fmod({a}, 3)",
     "torch.square({a})",
+    "{a} * 100003 * {a}",
+    "{a}.to(i8) * 50",
+    "{a}.to(i16) * 9999",
+    "{a}.to(u8) - 200",
+    "{a}.to(i32) * 2000000011",
+    "{a} * 6148914691236517205",
+    "{a}.to(i32) << 29",
+    "torch.gcd({a}, torch.full_like({a}, 6))",
+    "{a} ** 3",
+    "{a}.to(i16)",
+    "torch.div({a}, -4, rounding_mode='floor')",
+    "F.one_hot({a}.abs() % 5, 5)",
+    "torch.bitwise_not({a}) >> 2",
 )
 INTEGER_BINARY = (
     "{a} + {b}",
@@ -200,6 +247,18 @@ REDUCTIONS = (
     ("({a} > 0).any({e}, keepdim={k})", "jump"),
     ("({a} > 0).all({e}, keepdim={k})", "jump"),
     ("{a}.argmax()", "jump"),
+    ("torch.aminmax({a}, dim={e}, keepdim={k})[0]", "kink"),
+    ("torch.sort({a}, dim={e}, stable=True)[0]", "kink"),
+    ("torch.cummax({a}, {e})[0]", "kink"),
+    ("torch.cumprod(1 + {a} * 0.125, {e})", "smooth"),
+    ("torch.logcumsumexp({a}, {e})", "smooth"),
+    ("{a}.var()", "smooth"),
+    ("torch.std_mean({a} * 3, {d}, correction=0, keepdim={k})[1]", "smooth"),
+    ("{a}.nansum({d}, keepdim={k})", "exact"),
+    ("torch.diff({a}, dim={e})", "exact"),
+    ("{a}.sum({d}, keepdim={k}, dtype=f32)", "exact"),
+    ("torch.cummax({a}, {e})[1]", "jump"),
+    ("torch.sort({a}, dim={e}, stable=True)[1]", "jump"),
 )
 INTEGER_REDUCTIONS = (
     "{a}.sum({d}, keepdim={k})",
@@ -210,6 +269,10 @@ INTEGER_REDUCTIONS = (
     "{a}.min({e}, keepdim={k})[1]",
     "{a}.cumsum({e})",
     "{a}.sum({d}, dtype=i32)",
+    "{a}.sum({d}, dtype=u8)",
+    "{a}.cumprod({e})",
+    "{a}.prod()",
+    "{a}.to(f32).mean({d})",
 )
 NORMS = (
     "torch.softmax({a}, {e})",
@@ -226,6 +289,11 @@ NORMS = (
     "F.mse_loss({a}, {a} * 0.5)",
     "F.batch_norm({a}, None, None, training=True, eps=0.1)",
     "torch.softmax({a} * 4, {e}).sum({e})",
+    "F.local_response_norm({a}, 3)",
+    "F.instance_norm({a}, eps=0.1)",
+    "F.cosine_similarity({a} + 3, {b} + 3, dim={e})",
+    "torch.softmax({a}.masked_fill({a}.detach() > 1, float('-inf')), {e})",
+    "F.batch_norm({a}, {a}.detach().flatten()[: {a}.shape[1]], torch.ones({a}.shape[1]), eps=0.1)",
 )
 VIEWS = (
     "{a}.transpose({e}, {f})",
@@ -255,6 +323,14 @@ VIEWS = (
     "{a}.detach()",
     "{a}.reshape({a}.shape[-1], -1)",
     "{a}.transpose(0, -1).reshape({a}.shape)",
+    "{a}.unbind({e})[-1]",
+    "{a}.tensor_split(2, {e})[-1]",
+    "{a}[None, ..., None]",
+    "{a}.mT",
+    "{a}.view(-1, {a}.shape[-1])",
+    "{a}.unfold({e}, 3, 2)",
+    "{a}.to(memory_format=torch.channels_last)",
+    "{a}.expand(2, *{a}.shape)[1]",
 )
 MOVES = (
     "{a}.flip({e})",
@@ -277,6 +353,13 @@ MOVES = (
     "torch.rot90({a}, 1, (0, 1))",
     "F.pad({a}.unsqueeze(0), (1, 1), mode='reflect')",
     "torch.hstack([{a}, {b}])",
+    "F.pad({a}.unsqueeze(0), (1, 2), mode='replicate')",
+    "F.pad({a}.unsqueeze(0), (1, 1), mode='circular')",
+    "torch.block_diag({a}, {b})",
+    "F.pixel_shuffle({a}.expand(4, *{a}.shape[-2:]), 2)",
+    "torch.meshgrid({a}.flatten()[:5], {b}.flatten()[:7], indexing='ij')[0]",
+    "torch.diag_embed({a})",
+    "torch.dstack([{a}, {b}])",
 )
 INDEXING = (
     "torch.index_select({a}, {e}, {i}.flatten() % {a}.shape[{e}])",
@@ -294,6 +377,14 @@ INDEXING = (
     "{a}.index_fill({e}, torch.zeros(1, dtype=i64), 0.25)",
     "torch.slice_scatter({a}, {a}[:1] * 0.5, 0, 0, 1)",
     "torch.select_scatter({a}, {a}.select({e}, 0) * 0.5, {e}, -1)",
+    "torch.index_put({a}, ({i}.flatten() % {a}.shape[0],), {a}[:1], accumulate=True)",
+    "torch.scatter_add({a}, {e}, torch.zeros_like({a}, dtype=i64), {a})",
+    "torch.scatter_reduce({a}, {e}, torch.zeros_like({a}, dtype=i64), {b}, 'sum')",
+    "{a}.index_copy(0, torch.zeros(1, dtype=i64), {a}[-1:] * 0.5)",
+    "torch.diagonal_scatter({a}, {a}.diagonal() * 0.5)",
+    "{a}[{i}.flatten() % {a}.shape[0], {i}.flatten() % {a}.shape[1]]",
+    "{a}[..., None, {i}.flatten() % {a}.shape[-1]]",
+    "{a}[torch.arange({a}.shape[0])[:, None], {i}.flatten() % {a}.shape[1]]",
 )
 MASKED = (
     "torch.where({m}, {a}, {b})",
@@ -301,8 +392,20 @@ MASKED = (
     "torch.where({m}, {a}, 0.0)",
     "{a} * {m}",
     "torch.where({m}, {a}, -{a})",
+    "torch.where({m}, {a}, {b} * 2) + {a}",
+    "{a}.masked_fill(~{m}, -1)",
+    "torch.masked_fill({a} * 2, {m}.any(), 0.25)",
+    "torch.where({m}, 1.5, {a})",
 )
-CASTS = ("{a}.to(f32)", "{a}.to(f64)", "{a}.to(bf16)", "{a}.to(f16)", "{a}.to(f32).to(bf16)")
+CASTS = (
+    "{a}.to(f32)",
+    "{a}.to(f64)",
+    "{a}.to(bf16)",
+    "{a}.to(f16)",
+    "{a}.to(f32).to(bf16)",
+    "{a}.to({b}.dtype)",
+    "{a} * torch.tensor(0.5, dtype=f64)",
+)
 CREATION = (
     "torch.zeros_like({a})",
     "torch.ones_like({a})",
@@ -317,6 +420,45 @@ CONTRACTIONS = (
     "{a} @ {a}.transpose(-1, -2)",
     "torch.matmul({a} * 0.25, {a}.mT)",
     "torch.einsum('...i,...i->...', {a}, {a})",
+    "F.linear({a}, {b})",
+    "{a} @ {b}",
+    "torch.einsum('...ij,...kj->...ik', {a}, {b})",
+    "torch.outer({a}.flatten()[:7], {b}.flatten()[:5])",
+    "F.scaled_dot_product_attention({a}, {b}, {b})",
+    "F.scaled_dot_product_attention({a}, {a}, {b}, is_causal=True)",
+    "torch.softmax({a} @ {b}.mT, -1) @ {b}",
+    "torch.addmm({a}[:1, :1], {a}, {a}.T, beta=0.5)",
+    "F.conv2d({a}, {b}[:2, :, :2, :2])",
+    "F.conv1d({a}, {b}[:2, :, :3], padding=1)",
+)
+POOLING = (
+    ("F.avg_pool2d({a}, 2)", "smooth"),
+    ("F.avg_pool2d({a}, 3, 2, 1)", "smooth"),
+    ("F.avg_pool2d({a}, 3, 1, 1, count_include_pad=False)", "smooth"),
+    ("F.avg_pool1d({a}, 2, 1)", "smooth"),
+    ("F.max_pool2d({a}, 2)", "kink"),
+    ("F.max_pool2d({a}, 3, 2, 1)", "kink"),
+    ("F.max_pool2d({a}, 2, ceil_mode=True)", "kink"),
+    ("F.max_pool1d({a}, 3, 1)", "kink"),
+    ("F.max_pool2d({a}, 3, 1, 1, return_indices=True)[1]", "jump"),
+    ("F.adaptive_avg_pool2d({a}, (1, 2))", "smooth"),
+    ("F.adaptive_max_pool2d({a}, 2)", "kink"),
+    ("F.interpolate({a}, scale_factor=2)", "exact"),
+    ("F.interpolate({a}, size=(5, 3), mode='bilinear')", "smooth"),
+    ("F.unfold({a}, 2)", "exact"),
+)
+LOSSES = (
+    ("F.cross_entropy({a}, {i}.flatten()[: {a}.shape[0]].to(i64) % {a}.shape[1])", "smooth"),
+    ("F.cross_entropy({a}, {i}.flatten()[: {a}.shape[0]].to(i64) % {a}.shape[1], label_smoothing=0.1)", "smooth"),
+    ("F.cross_entropy({a}, {i}.flatten()[: {a}.shape[0]].to(i64) % {a}.shape[1], ignore_index=1)", "smooth"),
+    ("F.cross_entropy({a}, torch.softmax({b}, 1), reduction='sum')", "smooth"),
+    ("F.nll_loss({a}, {i}.flatten()[: {a}.shape[0]].to(i64) % {a}.shape[1], reduction='none')", "exact"),
+    ("F.binary_cross_entropy_with_logits({a}, torch.sigmoid({b}))", "smooth"),
+    ("F.binary_cross_entropy(torch.sigmoid({a}), torch.sigmoid({b}))", "smooth"),
+    ("F.kl_div(torch.log_softmax({a}, -1), torch.softmax({b}, -1), reduction='sum')", "smooth"),
+    ("F.smooth_l1_loss({a}, {b}, beta=0.5)", "kink"),
+    ("F.huber_loss({a}, {b}.to({a}.dtype), reduction='none')", "kink"),
+    ("F.l1_loss({a}, {b})", "kink"),
 )
 UPDATES = (
     ("{w}.add_({b})", "exact"),
@@ -343,6 +485,32 @@ UPDATES = (
     ("{w}.view(-1)[: {w}.numel() // 2] *= 2", "exact"),
     ("{w}.flatten()[0:1].add_(1)", "exact"),
     ("{w}.diagonal().fill_(0.5)", "exact"),
+    ("{w}[{m}] = 0.5", "exact"),
+    ("{w}.index_put_(({i}.flatten() % {w}.shape[0],), {w}[:1].clone(), accumulate=True)", "exact"),
+    ("{w}.scatter_add_(0, torch.zeros_like({w}, dtype=i64), {w}.clone())", "exact"),
+    ("torch.add({w}, {b}, out={w})", "exact"),
+    ("{w}.unsqueeze_(0)", "exact"),
+    ("{w}.transpose_(0, -1)", "exact"),
+    ("{w}.squeeze_()", "exact"),
+    ("{w}.addcmul_({w}, {b}, value=0.5)", "exact"),
+    ("{w}.cumsum_(0)", "exact"),
+    ("{w}.fill_diagonal_(1)", "exact"),
+    ("{w}.tril_()", "exact"),
+    ("{w}.index_copy_(0, torch.zeros(1, dtype=i64), {w}[-1:].clone())", "exact"),
+    ("{w}[..., -1] = at_once({w}[..., 0])", "exact"),
+    ("{w}.unbind(0)[0].mul_(2)", "exact"),
+    ("{w}.chunk(2, 0)[-1].neg_()", "exact"),
+    ("torch._foreach_mul_([{w}, {w}[:0]], 2)", "exact"),
+    ("{w}.detach().add_(1)", "exact"),
+    ("with torch.no_grad(): {w}.mul_(0.5)", "exact"),
+    ("{w}[1:2, ..., :2] = {b}", "exact"),
+    ("{w}.T[0].sub_(1)", "exact"),
+    ("{w}.sigmoid_()", "smooth"),
+    ("{w}.lerp_({b}, 0.3)", "smooth"),
+    ("{w}.div_(3)", "smooth"),
+    ("{w}.logical_not_()", "jump"),
+    ("{w}.floor_()", "jump"),
+    ("{w}[{w} < 0] = 1", "jump"),
 )
 
 
@@ -404,7 +572,10 @@ def _update(state: State, rng: random.Random) -> Proposal | None:
     if written is None:
         return None
     template, kind = rng.choice(UPDATES)
-    return Proposal(template.format(w=written, b=other), kind, in_place=True, written=written)
+    fields = {"i": _pick(state, rng, "integer"), "m": _pick(state, rng, "bool")}
+    if any(name in template and not fields[name[1]] for name in ("{i}", "{m}")):
+        return None
+    return Proposal(template.format(w=written, b=other, **fields), kind, in_place=True, written=written)
 
 
 FAMILIES: dict[str, tuple[Callable[..., Proposal | None], int]] = {
@@ -429,6 +600,8 @@ FAMILIES: dict[str, tuple[Callable[..., Proposal | None], int]] = {
     "masked": (_unary(MASKED, "exact"), 5),
     "cast": (_unary(CASTS, "exact"), 5),
     "creation": (_unary(CREATION, "exact", "any"), 2),
-    "contraction": (_unary(CONTRACTIONS, "smooth"), 2),
-    "update": (_update, 16),
+    "contraction": (_unary(CONTRACTIONS, "smooth"), 3),
+    "pooling": (_fill(POOLING, "float"), 4),
+    "loss": (_fill(LOSSES, "float"), 3),
+    "update": (_update, 18),
 }

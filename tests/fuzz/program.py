@@ -14,7 +14,7 @@ import torch
 
 DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
-    "i64": torch.int64, "i32": torch.int32, "u8": torch.uint8, "b8": torch.bool,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "b8": torch.bool,
 }  # fmt: skip
 WIDE = {name: torch.float64 if dtype.is_floating_point else dtype for name, dtype in DTYPES.items()}
 NAME = re.compile(r"\b[xv]\d+\b")
@@ -61,6 +61,8 @@ class Program:
     gradients: bool
     through_dynamo: bool = False
     dynamic: bool = False
+    skipped: tuple[str, ...] = ()  # outputs that nobody differentiates
+    resized: bool = False  # called a second time with inputs of another size
 
     @property
     def inputs(self) -> list[str]:
@@ -81,6 +83,9 @@ class Program:
         exec(compile(self.setup_source() + self.source(), f"<program {self.seed}>", "exec"), space)
         return space["program"], space["inputs"]()
 
+    def skipped_positions(self) -> set[int]:
+        return {k for k, name in enumerate(self.outputs) if name in self.skipped}
+
     def repro(self, message: str) -> str:
         """A file that shows the failure on its own."""
         names = ", ".join(f"{k}={v}" for k, v in DTYPES.items())
@@ -88,7 +93,7 @@ class Program:
         grad = (
             "expected = [o for o in program(*inputs()) if o.requires_grad]\n"
             "got = [o for o in run(*inputs()) if o.requires_grad]\n"
-            "# gradients: torch.autograd.grad(outputs, inputs that require it, fixed weights)\n"
+            f"# gradients of all outputs but {list(self.skipped)}: torch.autograd.grad, fixed weights\n"
             if self.gradients
             else ""
         )
@@ -114,6 +119,18 @@ class Program:
                 known.add(new.name)
         outputs = tuple(dict.fromkeys(n for o in self.outputs if (n := alias.get(o) or o) in known))
         return replace(self, body=tuple(kept), outputs=outputs) if outputs else None
+
+
+def with_other_sizes(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Inputs of which the longest size is one less wherever it occurs; no longer views of one another."""
+    longest = max((n for x in inputs for n in x.shape), default=0)
+    found = []
+    for x in inputs:
+        smaller = x.detach()
+        for dim, size in enumerate(x.shape):
+            smaller = smaller.narrow(dim, 0, size - 1) if size == longest > 2 else smaller
+        found.append(smaller.clone().requires_grad_(x.requires_grad))
+    return found
 
 
 def _first(statement: Statement, known: set[str]) -> str | None:

@@ -387,3 +387,21 @@ def test_many_inputs() -> None:
         return [total, torch.cat(xs), torch.stack(xs).amax(0)]
 
     check(function, lambda: [grid(2, 3) + k for k in range(150)])
+
+
+def test_xlogy_of_mixed_types() -> None:
+    """A number without dimensions does not decide the type, and nothing times the logarithm of nothing is nothing."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        both = [torch.xlogy(a, b) for a in (x, x[1], x.half()[1], y) for b in (x, y, x[2], y[2], x.double()[2])]
+        return [*both, torch.special.xlog1py(x.half()[1], y), torch.xlogy(x * 0, -x), torch.xlogy(x * 0, x * torch.nan)]
+
+    check(function, lambda: [torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0, 1, 2])])
+
+
+def test_a_log_of_a_sigmoid_is_laid_out_as_eagers() -> None:
+    def inputs() -> list[torch.Tensor]:
+        last = grid(4, 7, 33, 1).to(memory_format=torch.channels_last)
+        return [last, grid(4, 7, 3, 5).to(memory_format=torch.channels_last).bfloat16(), grid(4, 7, 5).transpose(0, 1)]
+
+    check(lambda *xs: [torch.nn.functional.logsigmoid(x) for x in xs], inputs)

@@ -23,6 +23,8 @@ OPERATIONS = [
     torch.hypot,
     torch.logaddexp,
     torch.logaddexp2,
+    torch.xlogy,
+    torch.special.xlog1py,
     lambda a, b: (a * a - b).square().neg(),
     lambda a, b: torch.clamp(a, b - 1, b),
     lambda a, b: (a > b).contiguous(),

@@ -44,8 +44,9 @@ _WHOLE = operators(
     "embedding_dense_backward unfold_backward im2col col2im max_unpool2d max_unpool3d cdist _euclidean_dist "
     "linalg_solve lu_solve lstm.input/data gru.input/data _unsafe_masked_index_put_accumulate _chunk_cat"
 )
-# Eager gives these results its suggested memory format; torch's own decompositions keep the input's strides.
-_SUGGESTED = operators("log_sigmoid_forward") + _BATCH_NORMS
+# Torch's own decompositions keep the input's strides. Eager gives the first result its suggested memory format, and on
+# CPUs the log of a sigmoid is row-major.
+_LAID_OUT = operators("log_sigmoid_forward") + _BATCH_NORMS
 # Eager's integers step in their own type; torch's own decompositions step in float64.
 _FLOATING_ONLY = operators("linspace.default/Tensor_Tensor/Tensor_Scalar/Scalar_Tensor")
 
@@ -62,15 +63,17 @@ def _floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     return floating
 
 
-def _in_suggested_format(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+def _laid_out(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
     """The decomposition with its first result laid out as eager lays it out."""
 
     @functools.wraps(decomposition)
-    def laid_out(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         first, *others = decomposition(x, *args, **kwargs)
-        return (first.contiguous(memory_format=suggest_memory_format(x)), *others)
+        if op in _BATCH_NORMS:
+            return (first.contiguous(memory_format=suggest_memory_format(x)), *others)
+        return (first if x.is_cuda else first.contiguous(), *others)
 
-    return laid_out
+    return call
 
 
 def _log_of_sum(exponential: Callable[..., Any], unit: float, otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +89,15 @@ def _log_of_sum(exponential: Callable[..., Any], unit: float, otherwise: Callabl
     return log_of_sum
 
 
+def _times_log(logarithm: Callable[..., Any]) -> Callable[..., Any]:
+    """xlogy, laid out like its first operand, as in eager; torch's own decomposition looks at the second first."""
+
+    def times_log(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.where((x == 0) & ~torch.isnan(y), 0, x * logarithm(y.to(torch.result_type(x, y))))
+
+    return times_log
+
+
 def decomposition_table(target: str = "auto") -> Table:
     """The table to give AOTAutograd for the target of that name."""
     return _for_every_target() | convolution_decompositions(target)
@@ -97,10 +109,12 @@ def _for_every_target() -> Table:
     table: Table = dict(core_aten_decompositions())
     table |= {op: every_decomposition[op] for op in _ALSO if op in every_decomposition}
     table = {op: decomposition for op, decomposition in table.items() if op not in _WHOLE and op not in RULES}
-    table |= {op: _in_suggested_format(table[op]) for op in _SUGGESTED if op in table}
+    table |= {op: _laid_out(op, table[op]) for op in _LAID_OUT if op in table}
     table |= {op: _floating_only(table[op]) for op in _FLOATING_ONLY if op in table}
     exponentials = zip(operators("logaddexp logaddexp2"), (torch.exp, torch.exp2), (math.e, 2), strict=True)
     table |= {op: _log_of_sum(exp, 1 / math.log(base), table[op]) for op, exp, base in exponentials if op in table}
+    logarithms = zip(operators("xlogy.Tensor special_xlog1py"), (torch.log, torch.log1p), strict=True)
+    table |= {op: _times_log(logarithm) for op, logarithm in logarithms}
     return table | layout_decompositions() | pooling_decompositions() | RANDOM | _foreach()
 
 
