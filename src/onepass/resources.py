@@ -117,11 +117,13 @@ class Resources:
     def after(self, planned: PlannedGraph, kernels: Sequence[KernelRecord]) -> Limits:
         """The limits of the next plan; those of this one where it may stay."""
         limits = planned.limits
+        own: dict[str, list[KernelRecord]] = {}
+        for kernel in kernels:
+            own.setdefault(group_name(kernel.name), []).append(kernel)
         for name, group in planned.names.items():
             choice, seen = self._choice(group, planned), self._seen.setdefault(_key(group, planned), {})
             if choice not in seen:
-                own = [k for k in kernels if group_name(k.name) == name]
-                seen[choice] = self._facts(own, group, choice, planned.target)
+                seen[choice] = self._facts(own[name], group, choice, planned.target)
             following = self._choice(group, planned)
             if following not in seen or not seen[following].spilled:
                 continue
