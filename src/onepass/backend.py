@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any
 
@@ -36,6 +37,7 @@ from .lowering.fingerprint import kernel_device
 from .lowering.known_masks import simplify_masks
 from .lowering.masked_attention import write_out_masked_attention
 from .lowering.random import reset_streams
+from .lowering.size_one import is_right_for_one
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
@@ -194,11 +196,16 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         call.onepass = made.mark  # type: ignore[attr-defined]
         return call
 
+    def inference_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        _check_any_size(graph)
+        return _compile(graph, chosen, "inference")
+
     def backward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         tangents = tangents_of(graph)
         return _for_each_set(graph, tangents, chosen) if len(tangents) > 1 else _compile(graph, chosen, "backward")
 
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        _check_any_size(joint)
         forward, backward = partition(joint, inputs, **kwargs)
         made.mark = object() if len(tangents_of(backward)) > 1 else None
         return forward, backward
@@ -206,7 +213,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     inner = aot_autograd(
         fw_compiler=forward_compiler,
         bw_compiler=backward_compiler,
-        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference"),
+        inference_compiler=inference_compiler,
         partition_fn=parted,
         decompositions=decomposition_table(chosen.target),
         keep_inference_input_mutations=True,
@@ -268,7 +275,8 @@ def jit(function: Callable[..., Any] | None = None, /, *, options: dict[str, Any
     """`torch.compile(function, backend="onepass")`; also as a decorator, with or without arguments.
 
     Options may be given by name, too: `jit(function, tune="max")`.
-    With `dynamic=True` one compilation serves every size, 1 included. `torch.compile` itself makes a graph of
+    With `dynamic=True` one compilation serves every size, 1 included where a size of 1 is not broadcast or
+    squeezed and the function is one graph. `torch.compile` itself makes a graph of
     its own where a size is 0 or 1, unless `torch.fx.experimental._config.backed_size_oblivious` is set.
     """
     named = {f.name: kwargs.pop(f.name) for f in fields(Options) if f.name in kwargs}
@@ -294,26 +302,47 @@ def _for_any_size(
     if mode is not None and options is not None:
         raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
     backend = torch._TorchCompileWrapper(onepass, mode, options, kwargs["dynamic"])  # type: ignore[no-untyped-call]
-    backend.backend_ctx_ctor = _SizeOblivious  # type: ignore[attr-defined]
-    return torch._dynamo.optimize(backend=backend, nopython=fullgraph, **kwargs)(function)
+    compiler, whole = (
+        torch._dynamo.optimize(backend=backend, nopython=nopython, **kwargs) for nopython in (fullgraph, True)
+    )
+    if not kwargs.get("disable"):
+        compiler.callback = _AnySize(whole.callback, compiler.callback)
+    return compiler(function)
 
 
-class _SizeOblivious:
-    """While a function traced for any size runs, and so may be traced, sizes 0 and 1 are like all others.
+class _AnySize:
+    """Traces a function with sizes 0 and 1 like all others, if that makes one graph and it is right for them.
 
-    Dynamo enters it at every call: 1.5 us, as its own switch for `dynamic`; a `config.patch` takes 20.
+    Else by torch's own rule: torch guards nothing that it concludes from a size being none of them.
     """
 
-    __slots__ = ("_revert",)
+    def __init__(self, whole: Callable[..., Any], convert: Callable[..., Any]) -> None:
+        self._whole, self._convert = whole, convert
+        self._torchdynamo_orig_backend = convert  # torch tells compilers apart by what they call
 
-    def __enter__(self) -> None:
-        self._revert = _be_size_oblivious()
+    def __call__(self, *frame: Any) -> Any:
+        try:
+            with shape_config.patch(backed_size_oblivious=True), _for_one_too():
+                return self._whole(*frame)
+        except Exception:
+            return self._convert(*frame)
 
-    def __exit__(self, *_: object) -> None:
-        self._revert()
+
+_any_size = ContextVar("_any_size", default=False)
 
 
-_be_size_oblivious = shape_config._make_closure_patcher(backed_size_oblivious=True)
+@contextmanager
+def _for_one_too() -> Iterator[None]:
+    token = _any_size.set(True)
+    try:
+        yield
+    finally:
+        _any_size.reset(token)
+
+
+def _check_any_size(graph: GraphModule) -> None:
+    if _any_size.get() and not is_right_for_one(graph):
+        raise OnepassError("a result depends on a size being 1")
 
 
 def register() -> None:

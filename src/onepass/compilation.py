@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.fx import GraphModule
+import torch
+from torch.fx import GraphModule, Node
 
 from .autograd.exact import needs_exact
 from .errors import KernelBuildError
@@ -80,7 +81,7 @@ def compile_graph(
 def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule) -> Compiled:
     """The graph as it runs. What does not fit the chip must not come here: its driver refuses to load it."""
     if is_planning() or not _can_run(record.target, graph):
-        return Compiled(_as_traced(graph), record)
+        return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record)
     return Compiled(Executable(entry.host, list(kernels)).call, record)
 
 
@@ -88,6 +89,25 @@ def _can_run(target: str, graph: GraphModule) -> bool:
     """Whether the kernels of a target can run on the graph's tensors; a plan for another chip cannot."""
     on_host = target in ("cpu", INTERPRETED)
     return on_host if kernel_device(graph) == "cpu" else not on_host and runs_here(target)
+
+
+def _as_promised(graph: GraphModule) -> Callable[[list[Any]], Any] | None:
+    """Results without values, where their sizes are fixed: all that tensors without memory have."""
+    results = [n.meta["val"] if isinstance(n, Node) else n for n in graph.graph.output_node().args[0]]
+    tensors = [x for x in results if isinstance(x, torch.Tensor)]
+    if any(isinstance(n, torch.SymInt) for n in (*results, *(n for x in tensors for n in (*x.shape, *x.stride())))):
+        return None
+
+    def call(args: list[Any]) -> Any:
+        args.clear()
+        return [_empty(x) if isinstance(x, torch.Tensor) else x for x in results]
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _empty(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _as_traced(graph: GraphModule) -> Callable[[list[Any]], Any]:

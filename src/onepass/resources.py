@@ -122,11 +122,13 @@ class Resources:
     def after(self, planned: PlannedGraph, kernels: Sequence[KernelRecord]) -> Limits:
         """The limits of the next plan; those of this one where it may stay."""
         limits = planned.limits
+        own: dict[str, list[KernelRecord]] = {}
+        for kernel in kernels:
+            own.setdefault(kernel.group, []).append(kernel)
         for name, group in planned.names.items():
             schedule, seen = self._choice(name, planned), self._seen.setdefault(_key(group, planned), {})
             if schedule not in seen:
-                own = [k for k in kernels if k.group == name]
-                seen[schedule] = self._facts(own, name, schedule, planned)
+                seen[schedule] = self._facts(own[name], name, schedule, planned)
             following = self._choice(name, planned)
             if following not in seen or not seen[following].spilled:
                 continue

@@ -108,6 +108,42 @@ def test_jit_trains_any_batch_with_one_compilation(first: int) -> None:
     assert [r.direction for r in records] == ["forward", "backward"]
 
 
+def by_a_row(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.ones(5, 16, device=x.device)
+
+
+def unless_one(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2 if x.shape[0] > 1 else x + 1
+    torch._dynamo.graph_break()
+    return F.scaled_dot_product_attention(*[y.view(1, 1, *y.shape)] * 3, is_causal=x.shape[0] > 1)
+
+
+@pytest.mark.parametrize("lengths", [(1, 5, 1, 5), (5, 1, 5, 1)])
+@pytest.mark.parametrize(
+    "function", [lambda x: x.squeeze(0) * 2, lambda x: x.expand(5, 16) * 2, by_a_row, unless_one,
+                 lambda x: x.cos() + x.reshape(-1, 16)[:1].squeeze(0)],
+)  # fmt: skip
+def test_jit_for_any_size_knows_that_size_one_is_broadcast_and_squeezed(function: Any, lengths: Any) -> None:
+    """Torch, told to trace for any size, takes it for another than 1 and guards nothing."""
+    import onepass
+
+    run = onepass.jit(function, dynamic=True, options={"strict": True})
+    for length in lengths:
+        x = torch.randn(length, 16)
+        torch.testing.assert_close(run(x), function(x))
+
+
+def test_jit_for_any_size_broadcasts_an_input() -> None:
+    import onepass
+
+    run = onepass.jit(lambda x, y: (x * y).relu(), dynamic=True, options={"strict": True})
+    for rows in ((2, 1), (3, 1), (1, 1), (2, 2), (1, 3)):
+        x, y = (torch.randn(n, 8, requires_grad=True) for n in rows)
+        torch.testing.assert_close(run(x, y), (x * y).relu())
+        ours, expected = (torch.autograd.grad(f.square().sum(), (x, y)) for f in (run(x, y), (x * y).relu()))
+        torch.testing.assert_close(ours, expected)
+
+
 def test_jit_for_any_size_is_otherwise_as_torch_compile() -> None:
     import onepass
 

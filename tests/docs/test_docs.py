@@ -65,7 +65,8 @@ on every machine with the same chip.
 
 ## Sizes known at run time
 
-`onepass.jit(f, dynamic=True)` compiles once for every size, 1 included, whichever comes first.
+`onepass.jit(f, dynamic=True)` compiles once for every size, 1 included, whichever comes first, if the function is one
+graph and means the same for a size of 1 (which elsewhere may be broadcast or squeezed).
 `torch.compile(f, backend="onepass", dynamic=True)` follows torch's own rule: a size of 0 or 1 is a graph of its own,
 every other size shares one, unless `torch.fx.experimental._config.backed_size_oblivious` is set while it is traced.
 Either way a program is right for every size its guards admit; plans and the numbers of `explain` are made for the

@@ -35,7 +35,13 @@ def measure(
     record.program, record.plan = repr(program), "\n".join(map(_step_text, plan.steps))
     symbols = [*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources]
     record.sizes = {s.name: assumed_size(s) for s in symbols}
-    record.kernels = [_kernel_record(g, k, r, sources[k], target) for g, r in scheduled.items() for k in r.kernels]
+    numbers: dict[Kernel, tuple[int, int, float]] = {}  # equal kernels have the same ones
+    for group, result in scheduled.items():
+        for k in result.kernels:
+            if (same := k.like or k) not in numbers:
+                numbers[same] = _numbers(group, k, result, target)
+    made = [k for result in scheduled.values() for k in result.kernels]
+    record.kernels = [_kernel_record(k, numbers[k.like or k], sources[k]) for k in made]
     record.externs = [_extern_record(step) for step in plan.steps if isinstance(step, Extern)]
     record.decisions = list(plan.decisions)
     in_externs = sum(e.bytes_moved for e in record.externs)
@@ -47,15 +53,18 @@ def measure(
     record.bytes_minimum = _minimum(program, updates)
 
 
-def _kernel_record(
-    group: Group, kernel: Kernel, result: ScheduledGroup, source: KernelSource, target: Target
-) -> KernelRecord:
+def _kernel_record(kernel: Kernel, numbers: tuple[int, int, float], source: KernelSource) -> KernelRecord:
+    operations = [{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins]
+    read, written, predicted_us = numbers
+    return KernelRecord(kernel.name, operations, read, written, str(kernel.schedule), source.text, predicted_us)
+
+
+def _numbers(group: Group, kernel: Kernel, result: ScheduledGroup, target: Target) -> tuple[int, int, float]:
+    """Bytes read and written, and the predicted time."""
     alone = len(result.kernels) == 1
     read = bytes_read([s.value for s in group.stores]) if alone else sum(map(storage_bytes, kernel.reads))
     written = sum(map(storage_bytes, kernel.writes))
-    operations = [{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins]
-    predicted_us = _predicted(group, kernel, result, read + written, target)
-    return KernelRecord(kernel.name, operations, read, written, str(kernel.schedule), source.text, predicted_us)
+    return read, written, _predicted(group, kernel, result, read + written, target)
 
 
 def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int, target: Target) -> float:
