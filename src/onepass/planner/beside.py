@@ -51,10 +51,10 @@ def _sharing(chooser: Chooser) -> list[list[Region]]:
         matrix = _left(product) if chooser.given_up([product]) < FOLLOWERS else None
         region = Region((product,), ())
         if product in chooser.taken:
-            region = next(r for r in chooser.regions if product in r.members)
-            inside = [d for d in region.members if _left(d) is not None]
-            if inside != [product]:
+            own = [r for r in chooser.regions if product in r.members]
+            if [d for r in own for d in (*r.members, *r.again) if _left(d) is not None] != [product]:
                 continue
+            (region,) = own
         if matrix is not None:
             found.setdefault(matrix, []).append(region)
     return [regions for regions in found.values() if len(regions) > 1]

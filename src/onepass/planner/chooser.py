@@ -109,35 +109,35 @@ class Chooser(Reading):
             return self.refuse(kind, names, f"{reason}, {rival:.1f} us in one kernel")
         region, times = Region(members, again, chosen), Times(together, apart, spared, kind.ways)
         decision = Decision(*names, kind.name, together < apart, reason, apart - together)
-        return self._answer(region, self.close_calls.settle(decision, times, lambda: self._both_ways(region)))
+        return self.answer([region], decision, times)
 
     def refuse(self, kind: Kind, names: tuple[str, str], reason: str, saved_us: float = 0.0) -> bool:
         """Keep why there is no kernel."""
         self.decisions.append(Decision(*names, kind.name, False, reason, saved_us))
         return False
 
-    def _both_ways(self, region: Region) -> tuple[Regions, Regions]:
-        """A region, and the kernels that there are without it."""
-        wanted = [d.buffer for d in self.stored(region.members)]
-        given = {*self.stored((*region.members, *region.again))} & {*region.again}
-        return self.parts.both_ways(region, self._within(region), wanted, given)
+    def answer(self, regions: Sequence[Region], decision: Decision, times: Times) -> bool:
+        """Keep a decision on regions, measured if it is close; those that are accepted are kernels."""
+        members = tuple(d for r in regions for d in r.members)
+        again = tuple(dict.fromkeys(d for r in regions for d in r.again))
+        before = [r for r in self.regions if not {*r.members}.isdisjoint(members)]  # the kernels there were of them
+        stored = {*self.stored((*members, *again))}
 
-    def _within(self, region: Region) -> list[Region]:
-        """The kernels that there were of its members."""
-        return [r for r in self.regions if not {*r.members}.isdisjoint(region.members)]
+        def question() -> tuple[Regions, Regions]:
+            wanted = [d.buffer for d in self.stored(members)]
+            return self.parts.both_ways(regions, before, wanted, stored & {*again})
 
-    def _answer(self, region: Region, decision: Decision) -> bool:
-        """Keep a decision on a region; one that is accepted is a kernel."""
-        stored = self.stored(region.members)
-        moved = 2 * sum(storage_bytes(d.buffer) for d in region.members if d not in stored)
+        decision = self.close_calls.settle(decision, times, question)
+        inside = (*members, *(d for d in again if d.buffer in self.product_of))
+        moved = 2 * sum(storage_bytes(d.buffer) for d in inside if d not in stored)
         self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
         if decision.accepted:
-            before = self._within(region)
-            self.regions = [*(r for r in self.regions if r not in before), region]
-            self.taken.update(region.members)
-            self.links.join(region.members, region.again)
-            self.elsewhere |= {b for d in region.again for b in loaded(d.value)} - {d.buffer for d in region.again}
-            self.forget_unread(region.members, region.again)
+            self.regions = [*(r for r in self.regions if r not in before), *regions]
+            self.taken.update(inside)
+            for region in regions:
+                self.links.join(region.members, region.again)
+            self.elsewhere |= {b for d in again for b in loaded(d.value)} - {d.buffer for d in again}
+            self.forget_unread(members, again)
         return decision.accepted
 
     def contracted(self, read: Read, members: Defines, again: Defines) -> list[Contraction] | Refusal:

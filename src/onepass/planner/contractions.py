@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..analysis.access import flat_offset, numel, storage_bytes
-from ..analysis.contraction import DIFFERENT_AXES, MOST_HELD, contract
+from ..analysis.contraction import DIFFERENT_AXES, contract
 from ..analysis.inline import reductions
 from ..analysis.nest import Refusal
 from ..ir.expr import Load, postorder
@@ -23,6 +23,8 @@ from ..ir.program import Define, Extern, Program, Statement
 from .beside import join_beside
 from .chooser import Chooser, Defines, Kind
 from .close_calls import Judge
+from .contraction_chains import between, is_short, tails
+from .contraction_families import try_families
 from .contraction_rows import followers, try_rows
 from .contraction_states import try_tiles
 from .library_attention import Offer, call, offered
@@ -39,6 +41,7 @@ def choose_contractions(program: Program, setting: Setting, judge: Judge | None 
     if not setting.target.products_per_us or not setting.options.fuse:
         return Regions(program, (), ())
     chooser = Chooser(program, setting, judge)
+    try_families(chooser)
     short = _lead_to_short(chooser)
     for extern in reversed(chooser.products):
         if extern.contraction in short:
@@ -49,7 +52,7 @@ def choose_contractions(program: Program, setting: Setting, judge: Judge | None 
     for extern in chooser.products:
         _try_alone(chooser, extern)
     join_beside(chooser)
-    chosen = {d for r in chooser.regions for d in r.members}
+    chosen = {d for r in chooser.regions for d in (*r.members, *r.again)}
     statements = tuple(s for found in program.statements for s in _instead(chooser, found, chosen))
     return Regions(replace(program, statements=statements), tuple(chooser.regions), tuple(chooser.decisions))
 
@@ -71,15 +74,15 @@ def _try_chain(chooser: Chooser, extern: Extern) -> None:
     last = extern.contraction
     if last is None or last in chooser.taken:
         return
-    short = (d for d in _between(chooser, last, None) if _is_short(d))  # longer ones could not be computed again
+    short = (d for d in between(chooser, last, None) if is_short(d))  # longer ones could not be computed again
     found = sorted(short, key=chooser.order.__getitem__, reverse=True)  # the nearest first
     # All at once; where that is no kernel, what depends on one of them, the others read from memory.
     for firsts in [found, *([first] for first in found if len(found) > 1)]:
         if not firsts:
             continue
-        core, names = {last, *_between(chooser, last, firsts)}, (firsts[0].origin.node, last.origin.node)
-        tails = _tails(chooser, last) if chooser.given_up(core) < FOLLOWERS else [()]
-        regions = [members for tail in tails if (members := _grown(chooser, core, tail, last))]
+        core, names = {last, *between(chooser, last, firsts)}, (firsts[0].origin.node, last.origin.node)
+        after = tails(chooser, last) if chooser.given_up(core) < FOLLOWERS else [()]
+        regions = [members for tail in after if (members := _grown(chooser, core, tail, last))]
         offer = _offer(chooser, regions, *names) if chooser.offers and regions else None
         if any(_consider(chooser, CHAIN, members, names, offer) for members in regions):
             return
@@ -93,30 +96,11 @@ def _offer(chooser: Chooser, regions: list[Defines], first: str, last: str) -> O
     return found if isinstance(found, Offer) else None
 
 
-def _between(chooser: Chooser, last: Define, chosen: list[Define] | None) -> Iterable[Define]:
-    """The products that this one is made of; with some of them chosen, those and all that depends on them."""
-    depends: dict[Define, bool] = {}
-    stack = [(d, False) for d in chooser.sources(last)]
-    while stack:
-        d, ready = stack.pop()
-        if d in depends and not ready:
-            continue
-        if d.buffer in chooser.product_of:
-            depends[d] = d not in chooser.taken and (chosen is None or d in chosen)
-        elif ready:
-            depends[d] = any(depends.get(s, False) for s in chooser.sources(d))
-        else:
-            depends[d] = False
-            stack.append((d, True))
-            stack.extend((s, False) for s in chooser.sources(d) if s not in depends)
-    return [d for d, yes in depends.items() if yes and (chosen is not None or d.buffer in chooser.product_of)]
-
-
 def _lead_to_short(chooser: Chooser) -> set[Define]:
     """What is made of a short product with no other product in between."""
     found: set[Define] = set()
     for d in chooser.order:
-        if any(s in found if s.buffer not in chooser.product_of else _is_short(s) for s in chooser.sources(d)):
+        if any(s in found if s.buffer not in chooser.product_of else is_short(s) for s in chooser.sources(d)):
             found.add(d)
     return found
 
@@ -124,28 +108,12 @@ def _lead_to_short(chooser: Chooser) -> set[Define]:
 # --- what follows a product ---
 
 
-def _tails(chooser: Chooser, last: Define) -> list[Defines]:
-    """Point-wise work on the result that nobody else reads, longest first; none at the end."""
-    chain: list[Define] = []
-    current = last
-    while current.buffer not in chooser.elsewhere and len(chain) < MOST_MEMBERS:
-        users = chooser.readers.get(current.buffer, [])
-        if len(set(users)) != 1 or users[0] in chooser.taken or users[0].buffer in chooser.product_of:
-            break
-        user = users[0]
-        if reductions([user.value]) or numel(user.axes) != numel(last.axes):
-            break
-        chain.append(user)
-        current = user
-    return [tuple(chain[:k]) for k in range(len(chain), 0, -1)] + [()]
-
-
 def _spreads(chooser: Chooser, last: Define) -> list[Defines]:
     """Point-wise work on the result, whoever else reads what it passes, longest first: several may be stored.
 
     Where columns of the result meet each other (a packed gate), only their one result.
     """
-    chain = _tails(chooser, last)[0]
+    chain = tails(chooser, last)[0]
     parted = _part_size(chooser, (last, *chain)[-1])
     size = parted or numel(last.axes)
 
@@ -182,7 +150,7 @@ def _try_alone(chooser: Chooser, extern: Extern) -> None:
     last = extern.contraction
     if last is None or last in chooser.taken:
         return
-    for tail in dict.fromkeys((*_spreads(chooser, last), *_tails(chooser, last))):
+    for tail in dict.fromkeys((*_spreads(chooser, last), *tails(chooser, last))):
         end = tail[-1] if tail else last
         most = max(storage_bytes(d.buffer) for d in chooser.stored((last, *tail)))
         core = {last, *_products_read(chooser, last, tail)}
@@ -294,9 +262,3 @@ def _without_epilogue(chooser: Chooser, members: Defines, again: Defines) -> tup
 
 
 CHAIN, EPILOGUE = Kind("chain", contract, _without_chain), Kind("product", contract, _without_epilogue)
-
-
-def _is_short(define: Define) -> bool:
-    """Whether a product's sums are short enough to be computed inside a sweep."""
-    lengths = [a.extent.constant for r in reductions([define.value]) for a in r.over]
-    return all(n is not None and n <= MOST_HELD for n in lengths)

@@ -6,7 +6,7 @@ consumer. Merging keeps the graph acyclic; `reaches_around` is the test.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from ..analysis.inline import Inliner, Memo, loaded
 from ..ir.plan import Store
@@ -86,6 +86,12 @@ class GroupGraph(Links):
         for p in self.predecessors.pop(number):
             self.successors[p].discard(number)
         self.span.pop(number)
+
+    def remove_unread(self, kept: Set[int]) -> None:
+        """What only kernels that compute it again would read is not made."""
+        for number in sorted(self.members.keys() - kept, reverse=True):
+            if not any(self.consumers.get(d.buffer) or d.buffer in self.required for d in self.members[number]):
+                self.remove(number)
 
     def order(self, define: Define) -> int:
         """The define's position in the program."""

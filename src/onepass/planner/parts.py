@@ -30,20 +30,20 @@ class Parts:
                     self._place[product], self._library[product] = number, s
 
     def both_ways(
-        self, together: Region, apart: Sequence[Region], wanted: Sequence[Buffer], given: set[Define]
+        self, together: Sequence[Region], apart: Sequence[Region], wanted: Sequence[Buffer], given: set[Define]
     ) -> tuple[Regions, Regions]:
-        """The part that `together` computes: as this one region, and with the kernels of `apart` only.
+        """The part that `together` computes: as these regions, and with the kernels of `apart` only.
 
         `wanted`: what others read of it. `given`: what it computes again and others store anyway, so that without
-        this region it is read.
+        these regions it is read.
         """
-        inside = {*together.members, *together.again}
+        inside = {d for r in together for d in (*r.members, *r.again)}
         read = given - {d for r in apart for d in (*r.members, *r.again)}
-        return self._part(inside, [together], wanted), self._part(inside - read, apart, wanted)
+        return self._part(inside, together, wanted), self._part(inside - read, apart, wanted)
 
     def _part(self, inside: set[Define], regions: Sequence[Region], wanted: Sequence[Buffer]) -> Regions:
         """These definitions alone, products that are in no region by the library."""
-        kernels = {d for r in regions for d in r.members}
+        kernels = {d for r in regions for d in (*r.members, *r.again)}
         ordered = sorted(inside, key=self._place.__getitem__)
         statements = tuple(d if d in kernels else self._library.get(d, d) for d in ordered)
         made = {d.buffer for d in inside}

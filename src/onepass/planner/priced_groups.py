@@ -41,6 +41,7 @@ class PricedGroups:
         """Nothing is merged but the regions."""
         self.graph = GroupGraph(self.program)
         self.locked = {self.graph.join(r.members, r.again): r for r in self.regions.regions}  # nothing joins them later
+        self.graph.remove_unread(self.locked.keys())
         self.costs: dict[int, Cost] = {}
         self.decisions = list(self.regions.decisions)
 
