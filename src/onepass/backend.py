@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any
@@ -23,7 +23,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.fx.experimental import _config as shape_config
 
-from .autograd.partition import SAVED_BYTES, partition
+from .autograd.partition import DECISIONS, SAVED_BYTES, partition
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
@@ -80,6 +80,14 @@ def choose_target(options: Options, graph: GraphModule) -> Target:
     return replace(target, rounded_products=True) if rounded else target
 
 
+def multiplying_target(options: Options, joint: GraphModule) -> Target | None:
+    """The target of a joint graph, if its kernels may compute products again that the library would store."""
+    with suppress(OnepassError):
+        target = choose_target(options, joint)
+        return target if options.fuse and options.precision == "fused" and target.products_per_us else None
+    return None
+
+
 def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:
     try:
         compiled = compile_graph(graph, choose_target(options, graph), options, direction)
@@ -89,6 +97,7 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
         return _as_eager(graph, error, direction)
     if direction == "forward":
         compiled.record.saved_bytes = graph.meta.get(SAVED_BYTES, 0)
+    compiled.record.decisions += graph.meta.get(DECISIONS, [])
     _publish(compiled.record)
     return compiled.call
 
@@ -206,7 +215,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         _check_any_size(joint)
-        forward, backward = partition(joint, inputs, **kwargs)
+        forward, backward = partition(joint, inputs, multiplying_target(chosen, joint), **kwargs)
         made.mark = object() if len(tangents_of(backward)) > 1 else None
         return forward, backward
 

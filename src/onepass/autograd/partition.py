@@ -11,42 +11,45 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.utils.checkpoint import CheckpointPolicy
 
+from ..ir.target import Target
+from .between import hint
 from .exact import EXACT, compared_with_extremes, compares_floats
 from .merge import merge_equal
+from .recomputed import COMPUTE_AGAIN, SAVE, recompute_between_products
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
-SAVED_BYTES = "onepass_saved_bytes"
+SAVED_BYTES, DECISIONS = "onepass_saved_bytes", "onepass_decisions"
 # One of the min-cut's rules of thumb guesses that values after a long chain of fusible operations will not be fused
 # again. Here point-wise work is recomputed inside whatever kernel reads it. Its rule against recomputing values used
 # far apart stays: without it, backward would add up a residual stream again from what each layer added.
 # Equal values are merged before.
 _RECOMPUTE = {"ban_recompute_long_fusible_chains": False, "cse": False}
-# What the min-cut is told of a node.
-_SAVE = {"recompute": CheckpointPolicy.MUST_SAVE, "ac_graph_id": 0}
-_COMPUTE_AGAIN = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
 
 
-def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    """(forward, backward) of a joint graph."""
+def partition(
+    joint: GraphModule, inputs: Any, target: Target | None = None, **kwargs: Any
+) -> tuple[GraphModule, GraphModule]:
+    """(forward, backward) of a joint graph. `target`: the chip whose kernels may compute products again, if any."""
     _drop_detach(joint)
     _keep_overwritten(joint)
     for node in joint.graph.nodes:
         if node.op != "call_function" or getattr(node.target, "namespace", "") != "onepass":
             continue
         drawn = node.target is torch.ops.onepass.seed.default
-        node.meta |= _SAVE if drawn else _COMPUTE_AGAIN
+        node.meta |= SAVE if drawn else COMPUTE_AGAIN
     merge_equal(joint.graph)
+    decisions = recompute_between_products(joint, target) if target is not None else []
     exact = compares_floats(joint.graph)
     for value, comparison in compared_with_extremes(joint.graph):
-        value.meta |= _SAVE
-        comparison.meta |= _COMPUTE_AGAIN
+        value.meta |= SAVE
+        comparison.meta |= COMPUTE_AGAIN
     primals = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else ()
     kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
     with functorch_config.patch(_RECOMPUTE):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     forward.meta[EXACT] = backward.meta[EXACT] = exact
+    backward.meta[DECISIONS] = decisions
     forward.meta[SAVED_BYTES] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
     return forward, backward
 
@@ -68,7 +71,7 @@ def _keep_overwritten(joint: GraphModule) -> None:
             continue
         with joint.graph.inserting_after(target):
             old = joint.graph.call_function(torch.ops.aten.clone.default, (target,))
-        old.meta = target.meta | _SAVE
+        old.meta = target.meta | SAVE
         for reader in readers:
             reader.replace_input_with(target, old)
 
@@ -82,9 +85,5 @@ def _saved_bytes(forward: GraphModule, outputs: int) -> int:
     for node in results[outputs:]:
         value = getattr(node, "meta", {}).get("val")
         if isinstance(value, torch.Tensor) and getattr(node, "op", "") != "placeholder" and id(node) not in returned:
-            total += value.element_size() * _hint(value.numel())
+            total += value.element_size() * hint(value.numel())
     return total
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint or 0)

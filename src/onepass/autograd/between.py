@@ -1,0 +1,115 @@
+"""Values between two products of a joint graph, larger than what both read and make.
+
+S = q kᵀ, P = softmax(S), O = P v: S, P and what lies between them, of forward and of backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..ir.callables import operators
+
+PRODUCTS = dict.fromkeys(operators("bmm mm"), 0) | dict.fromkeys(operators("baddbmm addmm"), 1)  # the first matrix
+
+
+@dataclass(slots=True)
+class Between:
+    """Values of the size of a first product: of forward, up to another product, and of backward."""
+
+    first: Node
+    later: set[Node]  # all that depends on tangents
+    forward: dict[Node, None] = field(default_factory=dict)
+    backward: dict[Node, None] = field(default_factory=dict)
+
+    def is_large(self, node: Node) -> bool:
+        """Whether a value is about as large: a row may have a few more positions."""
+        return 2 * size_of(node) > size_of(self.first)
+
+    @property
+    def products(self) -> list[Node]:
+        """The products among the values."""
+        return [n for n in (*self.forward, *self.backward) if n.target in PRODUCTS]
+
+
+def products_between(joint: GraphModule) -> Iterator[Between]:
+    """Every growing product that another product of forward reads, with all that lies between."""
+    later = _later(joint.graph.find_nodes(op="placeholder"))
+    for node in joint.graph.nodes:
+        if node.target not in PRODUCTS or node in later or not _grows(node):
+            continue
+        found = Between(node, later)
+        found.forward = _spread([node], lambda n: found.is_large(n) and n not in later)
+        ends = [u for n in found.forward for u in n.users if u.target in PRODUCTS and u not in later]
+        if any(not found.is_large(u) for u in ends):
+            start = [u for n in found.forward for u in n.users if u in later and found.is_large(u)]
+            found.backward = _spread(start, lambda n: found.is_large(n) and n in later, both=True)
+            yield found
+
+
+def _spread(start: Iterable[Node], among: Callable[[Node], bool], both: bool = False) -> dict[Node, None]:
+    """What is made of values `among` others, up to the next product; `both`: and what it is made of, back to one."""
+    found = dict.fromkeys(start)
+    stack = list(found)
+    while stack:
+        node = stack.pop()
+        before = node.all_input_nodes if both and node.target not in PRODUCTS else ()
+        for n in (*(u for u in node.users if u.target not in PRODUCTS), *before):
+            if n.op == "call_function" and n not in found and among(n):
+                found[n] = None
+                stack.append(n)
+    return found
+
+
+def _later(inputs: Iterable[Node]) -> set[Node]:
+    """What depends on a tangent."""
+    found = {p for p in inputs if "tangents" in str(p.target)}
+    stack = list(found)
+    while stack:
+        fresh = [u for u in stack.pop().users if u not in found and u.op == "call_function"]
+        found.update(fresh)
+        stack += fresh
+    return found
+
+
+def matrices(product: Node) -> tuple[Node, Node]:
+    """The operands of a product."""
+    at = PRODUCTS[product.target]
+    left, right = product.args[at : at + 2]
+    assert isinstance(left, Node) and isinstance(right, Node)
+    return left, right
+
+
+def depth(product: Node) -> int:
+    """How many terms each sum of a product has."""
+    return hint(matrices(product)[0].meta["val"].shape[-1])
+
+
+def _grows(product: Node) -> bool:
+    """Whether a product's result is larger than what it is made of."""
+    return size_of(product) > sum(map(size_of, matrices(product)))
+
+
+def size_of(node: Node) -> int:
+    """Elements of a value; none where it is no tensor."""
+    value = node.meta.get("val")
+    return hint(value.numel()) if isinstance(value, torch.Tensor) else 0
+
+
+def hint(size: Any) -> int:
+    """A size, or what it is assumed to be."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def call(graph: Graph, target: Any, *args: Any, like: Node, **kwargs: Any) -> Node:
+    """A new operation where nodes are inserted now, with the value it has."""
+    node = graph.call_function(target, args, kwargs)
+    values, options = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+    node.meta = {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
+    with like.meta["val"].fake_mode:
+        node.meta["val"] = target(*values, **options)
+    return node

@@ -1,0 +1,105 @@
+"""What lies between two products of forward is computed again in backward where that is faster than storing it.
+
+    S = q kᵀ, P = softmax(S), O = P v    ->    backward reads q, k, v, O and one number for each row
+
+S and all that is made of it, up to the product that reads it, is marked to be computed again; of its rows' reductions
+the results are kept. Backward must be products and point-wise work on such values, once the rules of `row_sums.py` have
+removed other sums, and none of them may be a result: kernels would store them anyway, and nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ..analysis.contraction import MOST_HELD
+from ..analysis.library_price import multiply_rate
+from ..ir.dtypes import DType
+from ..ir.plan import Decision
+from ..ir.target import Target
+from .between import PRODUCTS, Between, depth, hint, products_between, size_of
+from .row_sums import normalise, replace_row_sums, row_sums
+
+# What the min-cut is told of a node.
+SAVE = {"recompute": CheckpointPolicy.MUST_SAVE, "ac_graph_id": 0}
+COMPUTE_AGAIN = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+_DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
+
+
+def recompute_between_products(joint: GraphModule, target: Target) -> list[Decision]:
+    """Mark what is computed again in backward; the decision on each pair of products."""
+    decisions: list[Decision] = []
+    for between in list(products_between(joint)):
+        if not between.backward or not any(n in between.backward for n in between.products):
+            continue  # backward does not read the values, or multiplies nothing of their size
+        sums = row_sums(between)
+        decision = _decide(between, {*sums}, target)
+        decisions.append(decision)
+        if decision.accepted:
+            replace_row_sums(joint, sums)
+            _mark(between, normalise(joint, between))
+    return decisions
+
+
+def _decide(between: Between, replaced: set[Node], target: Target) -> Decision:
+    first, last = between.first, next(reversed(between.backward))
+
+    def answer(reason: str, saved: int = 0) -> Decision:
+        return Decision(first.name, last.name, "recompute", saved > 0, reason, 0.0, saved)
+
+    if (user := _wanted(between, replaced)) is not None:
+        return answer(f"{user.name} needs values of its size")
+    terms, most = max(map(depth, between.products)), _longest(first, target)
+    if terms > most:
+        return answer(f"sums of {terms} terms; up to {most} are faster computed again in backward than stored")
+    reason = f"computed again in backward: sums of {terms} terms, up to {most} are faster than storing the result"
+    return answer(reason, 2 * size_of(first) * first.meta["val"].element_size())
+
+
+def _longest(product: Node, target: Target) -> int:
+    """The longest sums that take less time than storing and reading the result."""
+    dtype = _DTYPES.get(product.meta["val"].dtype)
+    if dtype is None:
+        return 0
+    moved = 2 * dtype.bytes / target.memory_bytes_per_us
+    return min(MOST_HELD, int(moved * multiply_rate(dtype, target)))
+
+
+def _wanted(between: Between, replaced: set[Node]) -> Node | None:
+    """What reads values of this size and is neither point-wise work nor a product: a result, the sum of a bias."""
+    for node in (*between.forward, *between.backward):
+        for user in node.users:
+            if user.op == "output" or (user.target is torch.ops.aten.eq.Tensor and user in between.forward):
+                return node if user.op == "output" else user
+            passes = user in between.forward or user in between.backward or user.target in PRODUCTS
+            if not passes and user in between.later and user not in replaced:
+                return user
+    return None
+
+
+def _mark(between: Between, rows: list[Node]) -> None:
+    """Values of this size, and `rows`, are computed again; what forward reduces rows to is kept."""
+    kept = {u for n in between.forward for u in n.users if u not in between.forward and u not in between.later}
+    marks: dict[Node, Any] = {n: SAVE for n in kept if n.target not in PRODUCTS and n.op == "call_function"}
+    marks |= dict.fromkeys((*between.forward, *_made_of(between), *rows), COMPUTE_AGAIN)
+    for node, mark in marks.items():
+        if "recompute" not in node.meta:
+            node.meta |= mark
+
+
+def _made_of(between: Between) -> Iterable[Node]:
+    """Other values of this size, or of one head's, that these are made of: biases from tables, masks."""
+    least = hint(between.first.meta["val"].shape[-2]) * hint(between.first.meta["val"].shape[-1])
+    found: dict[Node, None] = {}
+    stack = [*between.forward]
+    while stack:
+        for node in stack.pop().all_input_nodes:
+            new = node not in between.forward and node not in found and node.op == "call_function"
+            if new and node.target not in PRODUCTS and 2 * size_of(node) > least:
+                found[node] = None
+                stack.append(node)
+    return [n for n in found if getattr(n.target, "namespace", "") != "onepass"]
