@@ -199,9 +199,12 @@ def _needs(root: Expr, guarded: bool) -> dict[Expr, _Needs]:
     conditions = formulas([root])
     found: dict[Expr, _Needs] = {}
     loaded: set[Expr] = set()  # what data enters, products apart
+    never: set[Expr] = set()  # what is not -inf, whatever the data
     for e in postorder([root], into_reductions=False):
         if not guarded and (isinstance(e, Load) or not loaded.isdisjoint(e.children)):
             loaded.add(e)
+        if _is_never_lowest(e, never):
+            never.add(e)
         if isinstance(e, Const):
             found[e] = _of_number(e)
         elif e.dtype is DType.BOOL:
@@ -211,12 +214,28 @@ def _needs(root: Expr, guarded: bool) -> dict[Expr, _Needs]:
             sides = zip((a.nonzero, a.above, a.below), (b.nonzero, b.above, b.below), strict=True)
             found[e] = _Needs(*(chosen(conditions[e.args[0]], *both) for both in sides))
         elif isinstance(e, Pointwise) and e.op in ("add", "sub"):
-            found[e] = _of_sum(e, [found[a] for a in e.args], [a in loaded for a in e.args])
+            unknown = [a in loaded and not (e.op == "sub" and a in never) for a in e.args]
+            found[e] = _of_sum(e, [found[a] for a in e.args], unknown)
         elif isinstance(e, Pointwise):
             found[e] = _of_operation(e, [found[a] for a in e.args])
         else:
             found[e] = _ANY
     return found
+
+
+def _is_never_lowest(e: Expr, never: set[Expr]) -> bool:
+    """Whether a value of data is chosen so that it is no -inf: subtracted from -inf, it leaves -inf or NaN."""
+    if not isinstance(e, Pointwise) or not e.dtype.is_float:
+        return False
+    match e.op:
+        case "where":
+            condition, instead, x = e.args
+            tested = isinstance(condition, Pointwise) and condition.op == "eq" and x in condition.args
+            lowest_one = tested and any(isinstance(a, Const) and a.value == -math.inf for a in condition.children)
+            return lowest_one and isinstance(instead, Const) and instead.value != -math.inf
+        case "mul":
+            return any(a in never and isinstance(c, Const) and c.value > 0 for a, c in (e.args, e.args[::-1]))
+    return e.op in CASTS and e.args[0] in never
 
 
 def _of_number(e: Const) -> _Needs:

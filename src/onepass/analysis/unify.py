@@ -16,13 +16,16 @@ from .nest import Nest, NestStore
 from .refine import Triple, refine
 
 
-def unify(stores: Iterable[Store]) -> Nest:
-    """Give every store and reduction class axes, aligned where they touch the same data."""
-    return _unified(tuple(stores))
+def unify(stores: Iterable[Store], turned: bool = False) -> Nest:
+    """Give every store and reduction class axes, aligned where they touch the same data.
+
+    `turned`: results may lie with rows and columns exchanged; axes that nothing else aligns are aligned by length.
+    """
+    return _unified(tuple(stores), turned)
 
 
 @lru_cache(maxsize=256)  # legality, price and building ask for the same nest
-def _unified(stores: tuple[Store, ...]) -> Nest:
+def _unified(stores: tuple[Store, ...], turned: bool) -> Nest:
     refined = _refined(stores)
     reduces = reductions(v for _, _, v in refined)
     classes = _Classes({a for r in reduces for a in r.over})
@@ -40,6 +43,8 @@ def _unified(stores: tuple[Store, ...]) -> Nest:
         if len(axes) == len(first):
             for a, b in zip(first, axes, strict=True):
                 classes.unify(a, b)
+        if turned:
+            _match_lengths(classes, first, axes)
     return _renamed(stores, refined, classes, reduces)
 
 
@@ -165,6 +170,15 @@ def _match(classes: _Classes, first: Load, second: Load) -> None:
             classes.unify(a, b)
         elif step is Poly.ONE:
             classes.embed(a, b, start_b - start_a)
+
+
+def _match_lengths(classes: _Classes, first: Iterable[Axis], second: Iterable[Axis]) -> None:
+    first, second = ([a for a in axes if a in classes.parent] for axes in (first, second))
+    known = {classes.find(a) for a in first} & {classes.find(b) for b in second}
+    for b in (b for b in second if classes.find(b) not in known):
+        alike = [a for a in first if a.extent is b.extent and classes.find(a) not in known]
+        if len(alike) == 1:
+            classes.unify(alike[0], b)
 
 
 @lru_cache(maxsize=16384)

@@ -11,9 +11,13 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ..ir.callables import operators
 
+# What the min-cut is told of a node.
+SAVE = {"recompute": CheckpointPolicy.MUST_SAVE, "ac_graph_id": 0}
+COMPUTE_AGAIN = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
 PRODUCTS = dict.fromkeys(operators("bmm mm"), 0) | dict.fromkeys(operators("baddbmm addmm"), 1)  # the first matrix
 
 

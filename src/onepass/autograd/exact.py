@@ -39,15 +39,15 @@ def compared_with_extremes(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Values that are compared with a maximum or minimum of themselves, each with the comparison."""
     for target in _EQUALITIES:
         for node in graph.find_nodes(op="call_function", target=target):
-            first, second = (_viewed(a) for a in node.args[:2])
+            first, second = (viewed(a) for a in node.args[:2])
             for value, extreme in ((first, second), (second, first)):
                 if not isinstance(value, Node) or not isinstance(extreme, Node) or value.op != "call_function":
                     continue
-                if extreme.target in _EXTREMES and _viewed(extreme.args[0]) is value:
+                if extreme.target in _EXTREMES and viewed(extreme.args[0]) is value:
                     yield value, node
 
 
-def _viewed(value: Any) -> Any:
+def viewed(value: Any) -> Any:
     """What a value is a view of."""
     while isinstance(value, Node) and value.target in _VIEWS:
         value = value.args[0]

@@ -13,10 +13,10 @@ import torch
 from torch.fx import GraphModule
 
 from ..ir.target import Target
-from .between import hint
-from .exact import EXACT, compared_with_extremes, compares_floats
+from .between import COMPUTE_AGAIN, SAVE, hint
+from .exact import EXACT, compared_with_extremes, compares_floats, viewed
 from .merge import merge_equal
-from .recomputed import COMPUTE_AGAIN, SAVE, recompute_between_products
+from .recomputed import recompute_between_products
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
 SAVED_BYTES, DECISIONS = "onepass_saved_bytes", "onepass_decisions"
@@ -80,10 +80,10 @@ def _saved_bytes(forward: GraphModule, outputs: int) -> int:
     """Bytes kept for backward that are neither inputs nor results of the forward graph."""
     results = forward.graph.output_node().args[0]
     assert isinstance(results, tuple | list)
-    returned = {id(n) for n in results[:outputs]}
+    returned = {id(viewed(n)) for n in results[:outputs]}
     total = 0
     for node in results[outputs:]:
-        value = getattr(node, "meta", {}).get("val")
-        if isinstance(value, torch.Tensor) and getattr(node, "op", "") != "placeholder" and id(node) not in returned:
+        value, base = getattr(node, "meta", {}).get("val"), viewed(node)
+        if isinstance(value, torch.Tensor) and node.op != "placeholder" and id(base) not in returned:
             total += value.element_size() * hint(value.numel())
     return total

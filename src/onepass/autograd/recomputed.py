@@ -14,19 +14,15 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils.checkpoint import CheckpointPolicy
 
 from ..analysis.contraction import MOST_HELD
 from ..analysis.library_price import multiply_rate
 from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.target import Target
-from .between import PRODUCTS, Between, depth, hint, products_between, size_of
+from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, hint, products_between, size_of
 from .row_sums import normalise, replace_row_sums, row_sums
 
-# What the min-cut is told of a node.
-SAVE = {"recompute": CheckpointPolicy.MUST_SAVE, "ac_graph_id": 0}
-COMPUTE_AGAIN = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
 _DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 
 

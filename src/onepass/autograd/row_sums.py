@@ -18,7 +18,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..ir.callables import operators
-from .between import PRODUCTS, Between, call, matrices
+from .between import PRODUCTS, SAVE, Between, call, matrices
 
 aten = torch.ops.aten
 _SHAPED = operators("view _unsafe_view reshape expand")
@@ -208,6 +208,7 @@ def _over_sum(joint: GraphModule, quotient: Node, between: Between, rows: list[N
 
     shift = new(aten.log.default, total)
     shift = shift if top is None else new(aten.add.Tensor, top, shift)
+    shift.meta |= SAVE
     # Never -inf, so that a term at a position that a mask rules out is zero; or NaN, as all of its row is.
     rows.append(low := new(aten.eq.Scalar, shift, -math.inf))
     rows.append(safe := new(aten.masked_fill.Scalar, shift, low, math.nan))
