@@ -1,11 +1,11 @@
-"""Values between two products of a joint graph, larger than what both read and make.
+"""Values between two products of a joint graph, larger than any matrix that these read or make otherwise.
 
 S = q kᵀ, P = softmax(S), O = P v: S, P and what lies between them, of forward and of backward
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,37 +41,41 @@ class Between:
 
 
 def products_between(joint: GraphModule) -> Iterator[Between]:
-    """Every growing product that another product of forward reads, with all that lies between."""
-    later = _later(joint.graph.find_nodes(op="placeholder"))
-    for node in joint.graph.nodes:
-        if node.target not in PRODUCTS or node in later or not _grows(node):
+    """Every growing product that another product of forward reads, with all that lies between.
+
+    The graph may change from one to the next.
+    """
+    for node in [n for n in joint.graph.nodes if n.target in PRODUCTS and _grows(n)]:
+        found = Between(node, later_nodes(joint))
+        if node in found.later:
             continue
-        found = Between(node, later)
-        found.forward = _spread([node], lambda n: found.is_large(n) and n not in later)
-        ends = [u for n in found.forward for u in n.users if u.target in PRODUCTS and u not in later]
-        if any(not found.is_large(u) for u in ends):
-            start = [u for n in found.forward for u in n.users if u in later and found.is_large(u)]
-            found.backward = _spread(start, lambda n: found.is_large(n) and n in later, both=True)
+        found.forward = _spread([node], found)
+        ends = [u for n in found.forward for u in n.users if u.target in PRODUCTS and u not in found.later]
+        if any(size_of(u) < size_of(node) for u in ends):
+            users = (u for n in found.forward for u in n.users if u.target not in PRODUCTS)
+            start = [u for u in users if u in found.later and found.is_large(u)]
+            found.backward = _spread(start, found, backward=True)
             yield found
 
 
-def _spread(start: Iterable[Node], among: Callable[[Node], bool], both: bool = False) -> dict[Node, None]:
-    """What is made of values `among` others, up to the next product; `both`: and what it is made of, back to one."""
+def _spread(start: Iterable[Node], between: Between, backward: bool = False) -> dict[Node, None]:
+    """What is made of values and is large, up to the next product; of backward also what they are made of."""
     found = dict.fromkeys(start)
     stack = list(found)
     while stack:
         node = stack.pop()
-        before = node.all_input_nodes if both and node.target not in PRODUCTS else ()
+        before = node.all_input_nodes if backward and node.target not in PRODUCTS else ()
         for n in (*(u for u in node.users if u.target not in PRODUCTS), *before):
-            if n.op == "call_function" and n not in found and among(n):
+            among = n.op == "call_function" and (n in between.later) == backward
+            if among and n not in found and between.is_large(n):
                 found[n] = None
                 stack.append(n)
     return found
 
 
-def _later(inputs: Iterable[Node]) -> set[Node]:
+def later_nodes(joint: GraphModule) -> set[Node]:
     """What depends on a tangent."""
-    found = {p for p in inputs if "tangents" in str(p.target)}
+    found = {p for p in joint.graph.find_nodes(op="placeholder") if "tangents" in str(p.target)}
     stack = list(found)
     while stack:
         fresh = [u for u in stack.pop().users if u not in found and u.op == "call_function"]
@@ -94,8 +98,8 @@ def depth(product: Node) -> int:
 
 
 def _grows(product: Node) -> bool:
-    """Whether a product's result is larger than what it is made of."""
-    return size_of(product) > sum(map(size_of, matrices(product)))
+    """Whether a product's result is larger than each of its matrices."""
+    return size_of(product) > max(map(size_of, matrices(product)))
 
 
 def size_of(node: Node) -> int:

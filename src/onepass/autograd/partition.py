@@ -84,6 +84,6 @@ def _saved_bytes(forward: GraphModule, outputs: int) -> int:
     total = 0
     for node in results[outputs:]:
         value, base = getattr(node, "meta", {}).get("val"), viewed(node)
-        if isinstance(value, torch.Tensor) and node.op != "placeholder" and id(base) not in returned:
+        if isinstance(value, torch.Tensor) and base.op != "placeholder" and id(base) not in returned:
             total += value.element_size() * hint(value.numel())
     return total

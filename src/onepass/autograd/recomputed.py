@@ -17,19 +17,28 @@ from torch.fx import GraphModule, Node
 
 from ..analysis.contraction import MOST_HELD
 from ..analysis.library_price import multiply_rate
+from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.target import Target
 from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, hint, products_between, size_of
+from .exact import compared_with_extremes
+from .references import drop_references
 from .row_sums import normalise, replace_row_sums, row_sums
 
+_MOVES = operators(
+    "view _unsafe_view reshape expand unsqueeze squeeze.default/dim/dims permute transpose.int t alias _to_copy clone"
+    " slice.Tensor constant_pad_nd select.int scatter.src scatter.value full"
+)
 _DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 
 
 def recompute_between_products(joint: GraphModule, target: Target) -> list[Decision]:
     """Mark what is computed again in backward; the decision on each pair of products."""
     decisions: list[Decision] = []
-    for between in list(products_between(joint)):
+    if any(_is_short(between, target) for between in products_between(joint)):
+        drop_references(joint)
+    for between in products_between(joint):
         if not between.backward or not any(n in between.backward for n in between.products):
             continue  # backward does not read the values, or multiplies nothing of their size
         sums = row_sums(between)
@@ -47,13 +56,29 @@ def _decide(between: Between, replaced: set[Node], target: Target) -> Decision:
     def answer(reason: str, saved: int = 0) -> Decision:
         return Decision(first.name, last.name, "recompute", saved > 0, reason, 0.0, saved)
 
+    if (step := next((n for n in (*between.forward, *between.backward) if not _is_inside(n)), None)) is not None:
+        return answer(f"{step.name} is not point-wise")
     if (user := _wanted(between, replaced)) is not None:
         return answer(f"{user.name} needs values of its size")
     terms, most = max(map(depth, between.products)), _longest(first, target)
-    if terms > most:
+    if not _is_short(between, target):
         return answer(f"sums of {terms} terms; up to {most} are faster computed again in backward than stored")
     reason = f"computed again in backward: sums of {terms} terms, up to {most} are faster than storing the result"
     return answer(reason, 2 * size_of(first) * first.meta["val"].element_size())
+
+
+def _is_inside(node: Node) -> bool:
+    """Whether a kernel with products computes an operation element by element."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or node.target in PRODUCTS or node.target in _MOVES or _is_drawn(node)
+
+
+def _is_drawn(node: Node) -> bool:
+    return getattr(node.target, "namespace", "") == "onepass"
+
+
+def _is_short(between: Between, target: Target) -> bool:
+    return max(map(depth, between.products)) <= _longest(between.first, target)
 
 
 def _longest(product: Node, target: Target) -> int:
@@ -67,9 +92,10 @@ def _longest(product: Node, target: Target) -> int:
 
 def _wanted(between: Between, replaced: set[Node]) -> Node | None:
     """What reads values of this size and is neither point-wise work nor a product: a result, the sum of a bias."""
+    compared = {comparison for _, comparison in compared_with_extremes(between.first.graph)}
     for node in (*between.forward, *between.backward):
         for user in node.users:
-            if user.op == "output" or (user.target is torch.ops.aten.eq.Tensor and user in between.forward):
+            if user.op == "output" or user in compared:
                 return node if user.op == "output" else user
             passes = user in between.forward or user in between.backward or user.target in PRODUCTS
             if not passes and user in between.later and user not in replaced:
@@ -98,4 +124,4 @@ def _made_of(between: Between) -> Iterable[Node]:
             if new and node.target not in PRODUCTS and 2 * size_of(node) > least:
                 found[node] = None
                 stack.append(node)
-    return [n for n in found if getattr(n.target, "namespace", "") != "onepass"]
+    return [n for n in found if not _is_drawn(n)]

@@ -2,8 +2,8 @@
 
 Each is about values between two products (`between.py`), and true of real numbers:
 
-    row sums    sum_k p[q, k] (x vᵀ)[q, k] = sum_d x[q, d] (p v)[q, d]: both are x p v summed over k and d. Other factors
-                of the sum, a dropout's mask, must be factors of what multiplies v
+    row sums    sum_k p[q, k] (x vᵀ)[q, k] = sum_d x[q, d] (p v)[q, d]: both are x p v summed over k and d. Other
+                factors of the sum, a dropout's mask, must be factors of what multiplies v
     normalised  exp(x - m) / l = exp(x - (m + log l)) for l > 0: one number for each row is read, and nothing divided
 """
 
@@ -11,119 +11,194 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ..ir.callables import operators
-from .between import PRODUCTS, SAVE, Between, call, matrices
+from .between import PRODUCTS, Between, call, matrices
 
 aten = torch.ops.aten
-_SHAPED = operators("view _unsafe_view reshape expand")
-_VIEWS = _SHAPED + operators("unsqueeze squeeze.default/dim/dims alias")
+_VIEWS = operators("view _unsafe_view reshape expand unsqueeze squeeze.default/dim/dims alias")
 _CASTS = operators("_to_copy clone detach")
 _TURNS = operators("transpose.int permute t")
-MOST_FACTORS = 32
-Sums = dict[Node, tuple[Node, Node]]  # a row's sum -> the product among its factors, and the one it is replaced by
+MOST_TERMS = 4  # of a sum that is taken apart
 
 
 # --- row sums ---
 
 
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A number times powers of values: `large` ones, and others that have one number for each row."""
+
+    scale: float
+    large: frozenset[tuple[Any, int]]
+    rows: frozenset[tuple[Node, int]] = frozenset()
+
+    def __mul__(self, other: _Term) -> _Term:
+        large, rows = (_powers((*a, *b)) for a, b in ((self.large, other.large), (self.rows, other.rows)))
+        return _Term(self.scale * other.scale, large, rows)
+
+    def inverse(self) -> _Term:
+        """One over it."""
+        large, rows = (frozenset((n, -k) for n, k in powers) for powers in (self.large, self.rows))
+        return _Term(1 / self.scale, large, rows)
+
+
+_ONE = _Term(1.0, frozenset())
+Sums = dict[Node, list[tuple[_Term, Node, Node | None]]]
+
+
+def _powers(factors: Iterable[tuple[Any, int]]) -> frozenset[tuple[Any, int]]:
+    total: Counter[Any] = Counter()
+    for factor, power in factors:
+        total[factor] += power
+    once = (isinstance(f, tuple) for f in total)  # a mask twice is a mask once
+    return frozenset((f, 1 if mask else k) for (f, k), mask in zip(total.items(), once, strict=True) if k)
+
+
 def row_sums(between: Between) -> Sums:
-    """Sums over rows of backward that are sums over the columns of forward's result."""
+    """Sums over rows of backward that are sums over the columns of a result, or made of sums that forward has.
+
+    Each term is a row's factors, with a product in backward and the result it stands for, or a sum of forward.
+    """
     found: Sums = {}
-    for node in dict.fromkeys(u for n in between.backward for u in n.users if u.target is aten.sum.dim_IntList):
-        body, dims = node.args[:2]
-        if not isinstance(body, Node) or list(dims) not in ([-1], [body.meta["val"].dim() - 1]):
-            continue
-        factors = _factors(body, between)
-        for leaf in [f for f in factors if f in between.backward and f.target in PRODUCTS and factors[f] == 1]:
-            x, turned = matrices(leaf)
-            others = factors - Counter({leaf: 1})
-            for result in _products_with(turned):
-                same = result not in between.later and x.meta["val"].shape == result.meta["val"].shape
-                if same and _factors(matrices(result)[0], between) == others and _path(body, leaf) is not None:
-                    found[node] = leaf, result
+    users = (u for n in between.backward for u in n.users if u.target is aten.sum.dim_IntList)
+    for total in sorted(set(users)):
+        body, dims = total.args[:2]
+        last = isinstance(body, Node) and list(dims) in ([-1], [body.meta["val"].dim() - 1])
+        if last and _row_shape(total.graph, body) is not None:
+            parts = [_summed(term, total, between) for term in _terms(body, between)]
+            known = [part for part in parts if part is not None]
+            if known and len(known) == len(parts):
+                found[total] = known
     return found
+
+
+def _summed(term: _Term, total: Node, between: Between) -> tuple[_Term, Node, Node | None] | None:
+    """The sum of one term over a row."""
+    shape = [*total.args[0].meta["val"].shape[:-1], 1]
+
+    def outside(rest: _Term) -> bool:
+        alike = all(len(shape) == r.meta["val"].dim() and r.meta["val"].shape[-1] == 1 for r, _ in rest.rows)
+        return not rest.large and alike
+
+    for leaf in [f for f, k in term.large if f in between.backward and f.target in PRODUCTS and k == 1]:
+        x, turned = matrices(leaf)
+        others = term * _Term(1.0, frozenset(((leaf, -1),)))
+        for result in _products_with(turned):
+            weights = _terms(matrices(result)[0], between)
+            if result in between.later or len(weights) != 1 or x.meta["val"].shape != result.meta["val"].shape:
+                continue
+            rest = others * weights[0].inverse()
+            if _same(others, weights[0]) and outside(rest):
+                return rest, leaf, result
+    for known in (u for n in between.forward for u in n.users if u.target is aten.sum.dim_IntList):
+        weights = _terms(known.args[0], between)
+        if len(weights) == 1 and _same(term, weights[0]) and list(known.meta["val"].shape) == shape:
+            rest = term * weights[0].inverse()
+            if outside(rest):
+                return rest, known, None
+    return None
+
+
+def _same(one: _Term, other: _Term) -> bool:
+    return one.large == other.large
+
+
+def _terms(value: Any, between: Between) -> list[_Term]:
+    """A value as a sum of products, through casts and views of large values."""
+    if not isinstance(value, Node):
+        return [_Term(float(value), frozenset())]
+    first, second = (*value.args, None, None)[:2]
+    match value.target:
+        case target if target in _CASTS:
+            return _terms(first, between)
+        case _ if between.is_large(value) and (base := _in_order(value)) is not value:
+            return _terms(base, between)
+        case aten.expand.default if between.is_large(value) and first.meta["val"].shape[-1] == 1:
+            return _terms(first, between)
+        case aten.neg.default:
+            return [replace(t, scale=-t.scale) for t in _terms(first, between)]
+        case aten.mul.Tensor | aten.mul.Scalar if between.is_large(value):
+            found = [a * b for a in _terms(first, between) for b in _terms(second, between)]
+            return found if len(found) <= MOST_TERMS else [_leaf(value)]
+        case aten.div.Tensor if between.is_large(value) and len(value.kwargs) == 0:
+            divisors = _terms(second, between)
+            if len(divisors) == 1 and divisors[0].scale and not divisors[0].large:
+                return [t * divisors[0].inverse() for t in _terms(first, between)]
+        case aten.add.Tensor | aten.sub.Tensor if between.is_large(value) and not value.kwargs:
+            sign = 1 if value.target is aten.add.Tensor else -1
+            found = [*_terms(first, between), *(replace(t, scale=sign * t.scale) for t in _terms(second, between))]
+            return found if value in between.later and len(found) <= MOST_TERMS else [_leaf(value)]
+        case aten.masked_fill.Scalar if value.args[2] == 0 and between.is_large(value):
+            kept = _Term(1.0, frozenset(((("kept", second), 1),)))
+            return [t * kept for t in _terms(first, between)]
+    return [_leaf(value)]
+
+
+def _leaf(value: Node) -> _Term:
+    row = value.meta["val"].dim() > 0 and value.meta["val"].shape[-1] == 1
+    return _Term(1.0, frozenset(), frozenset(((value, 1),))) if row else _Term(1.0, frozenset(((value, 1),)))
 
 
 def replace_row_sums(joint: GraphModule, sums: Sums) -> None:
     """The rule "row sums". Views between a product and its row's sum are followed with one column."""
-    for total, (leaf, result) in sums.items():
-        body, dtype = total.args[0], total.meta["val"].dtype
-        path = _path(body, leaf)
-        assert path is not None
-        with joint.graph.inserting_before(total):
-            wide = [
-                n if n.meta["val"].dtype is dtype else call(joint.graph, aten._to_copy.default, n, dtype=dtype, like=total)
-                for n in (matrices(leaf)[0], result)
-            ]  # fmt: skip
-            product = call(joint.graph, aten.mul.Tensor, *wide, like=total)
-            rows = call(joint.graph, aten.sum.dim_IntList, product, [-1], True, like=total)
-            for view in path:
-                rest = ([*view.args[1][:-1], 1],) if view.target in _SHAPED else view.args[1:]
-                rows = call(joint.graph, view.target, rows, *rest, like=total)
+    made: dict[Node, Node] = {}
+    for total, parts in sums.items():
+        dtype, graph = total.meta["val"].dtype, joint.graph
+
+        def new(target: Any, *args: Any, like: Node = total, **kwargs: Any) -> Node:
+            return call(joint.graph, target, *args, like=like, **kwargs)
+
+        with graph.inserting_before(total):
+            found: Node | None = None
+            shape = _row_shape(graph, total.args[0])
+            assert shape is not None
+            for term, start, result in parts:
+                rows = start if result is None else _over_columns(new, total, shape, start, result)
+                rows = rows if rows.meta["val"].dtype is dtype else new(aten._to_copy.default, rows, dtype=dtype)
+                for row, power in sorted(term.rows, key=lambda item: item[0].name):
+                    for _ in range(abs(power)):
+                        rows = new(aten.mul.Tensor if power > 0 else aten.div.Tensor, rows, made.get(row, row))
+                rows = rows if term.scale == 1.0 else new(aten.mul.Tensor, rows, term.scale)
+                found = rows if found is None else new(aten.add.Tensor, found, rows)
+            assert found is not None
             if len(total.args) < 3 or not total.args[2]:
-                rows = call(joint.graph, aten.squeeze.dim, rows, -1, like=total)
-        total.replace_all_uses_with(rows)
-        joint.graph.erase_node(total)
+                found = new(aten.squeeze.dim, found, -1)
+        total.replace_all_uses_with(found)
+        graph.erase_node(total)
+        made[total] = found
 
 
-def _path(node: Any, leaf: Node) -> list[Node] | None:
-    """The views from a product to a sum's terms, the product's first; None where a row is not kept together."""
-    if node is leaf:
-        return []
-    if not isinstance(node, Node) or not node.args:
-        return None
-    factors = node.args[:2] if node.target is aten.mul.Tensor else node.args[:1]
-    before = next((p for a in factors if (p := _path(a, leaf)) is not None), None)
-    if before is None or node.target not in _VIEWS:
-        return before if node.target in _THROUGH else None
-    return [*before, node] if _keeps_rows(node) else None
+def _over_columns(new: Callable[..., Node], total: Node, shape: list[Any], leaf: Node, result: Node) -> Node:
+    """sum_d x * result, in the shape of a row's sum."""
+    dtype, x = total.meta["val"].dtype, matrices(leaf)[0]
+    wide = [n if n.meta["val"].dtype is dtype else new(aten._to_copy.default, n, dtype=dtype) for n in (x, result)]
+    rows = new(aten.sum.dim_IntList, new(aten.mul.Tensor, *wide), [-1], True)
+    return new(aten.view.default, rows, shape)
 
 
-_THROUGH = _CASTS + operators("mul.Tensor mul.Scalar div.Tensor masked_fill.Scalar")
+def _row_shape(graph: Graph, value: Node) -> list[Any] | None:
+    """The shape of the sums of a value's rows, as an argument of a view; None where a size is not in the graph."""
+    sizes = {str(n.meta["val"]): n for n in graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)}
+    found = [n if isinstance(n, int) else sizes.get(str(n)) for n in value.meta["val"].shape[:-1]]
+    return None if None in found else [*found, 1]
 
 
-def _keeps_rows(view: Node) -> bool:
-    """Whether the last dimension is as it was."""
-    before, after = view.args[0].meta["val"], view.meta["val"]
-    return before.shape[-1] == after.shape[-1] and (
-        view.target in _SHAPED or all(0 <= d % after.dim() < before.dim() - 1 for d in _dims(view))
-    )
-
-
-def _dims(view: Node) -> Iterable[int]:
-    dims = view.args[1] if len(view.args) > 1 else ()
-    return dims if isinstance(dims, list | tuple) else [dims]
-
-
-def _factors(value: Any, between: Between) -> Counter[Any]:
-    """The factors of a product of values, through casts and views of large ones; all numbers as one."""
-    found: Counter[Any] = Counter()
-    scale, stack = 1.0, [value]
-    while stack and found.total() <= MOST_FACTORS:
-        node = stack.pop()
-        if not isinstance(node, Node):
-            scale *= float(node)
-            continue
-        match node.target:
-            case target if target in _CASTS or (target in _VIEWS and between.is_large(node) and _keeps_rows(node)):
-                stack.append(node.args[0])
-            case aten.mul.Tensor | aten.mul.Scalar:
-                stack += node.args[:2]
-            case aten.div.Tensor if isinstance(node.args[1], int | float):
-                stack.append(node.args[0])
-                scale /= node.args[1]
-            case aten.masked_fill.Scalar if node.args[2] == 0:
-                stack.append(node.args[0])
-                found["kept", node.args[1]] = 1  # twice is once
-            case _:
-                found[node] += 1
-    found["scale", f"{scale:.6g}"] += 1
+def _in_order(value: Node) -> Node:
+    """The value that this one is a view of, with its elements and rows in the same order."""
+    found = node = value
+    while node.target in _VIEWS or node.target in _TURNS:
+        node = node.args[0]
+        before, after = node.meta["val"], value.meta["val"]
+        alike = before.dim() and before.shape[-1] == after.shape[-1] and before.numel() == after.numel()
+        if alike and before.is_contiguous() and after.is_contiguous():
+            found = node
     return found
 
 
@@ -208,7 +283,6 @@ def _over_sum(joint: GraphModule, quotient: Node, between: Between, rows: list[N
 
     shift = new(aten.log.default, total)
     shift = shift if top is None else new(aten.add.Tensor, top, shift)
-    shift.meta |= SAVE
     # Never -inf, so that a term at a position that a mask rules out is zero; or NaN, as all of its row is.
     rows.append(low := new(aten.eq.Scalar, shift, -math.inf))
     rows.append(safe := new(aten.masked_fill.Scalar, shift, low, math.nan))

@@ -43,6 +43,25 @@ def without_tangents(backward: GraphModule, missing: Collection[int]) -> GraphMo
     closing.meta = dict(backward.graph.output_node().meta)
     inputs = graph.find_nodes(op="placeholder")
     undefined = {inputs[k] for k in missing}
+    _spread(graph, undefined)
+    closing.args = torch.fx.node.map_arg(closing.args, lambda n: None if n in undefined else n)
+    _erase(graph, undefined)
+    made = GraphModule(backward, graph)
+    made.meta.update(backward.meta)
+    return made
+
+
+def drop(graph: Graph, nothing: set[Node]) -> None:
+    """Values of a graph that are nothing leave it; where they are results, they are zeros."""
+    _spread(graph, nothing)
+    closing = graph.output_node()
+    for node in nothing.intersection(closing.all_input_nodes):
+        closing.replace_input_with(node, _zeros(graph, closing, node))
+    _erase(graph, nothing)
+
+
+def _spread(graph: Graph, undefined: set[Node]) -> None:
+    """What is made of nothing is nothing, or does without it; such values are added to `undefined`."""
     for node in list(graph.nodes)[:-1]:
         if node in undefined or not (found := undefined.intersection(node.all_input_nodes)):
             continue
@@ -53,13 +72,12 @@ def without_tangents(backward: GraphModule, missing: Collection[int]) -> GraphMo
         else:
             for operand in found:
                 node.replace_input_with(operand, _zeros(graph, node, operand))
-    closing.args = torch.fx.node.map_arg(closing.args, lambda n: None if n in undefined else n)
+
+
+def _erase(graph: Graph, undefined: set[Node]) -> None:
     for node in reversed(graph.nodes):
         if node in undefined or (node.op == "call_function" and not node.users and not node.is_impure()):
             graph.erase_node(node)
-    made = GraphModule(backward, graph)
-    made.meta.update(backward.meta)
-    return made
 
 
 def _is_nothing(node: Node, undefined: set[Node]) -> bool:
