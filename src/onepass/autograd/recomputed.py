@@ -21,7 +21,7 @@ from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.target import Target
-from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, hint, products_between, size_of
+from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, products_between, size_of
 from .exact import compared_with_extremes
 from .references import drop_references
 from .row_sums import normalise, replace_row_sums, row_sums
@@ -30,6 +30,7 @@ _MOVES = operators(
     "view _unsafe_view reshape expand unsqueeze squeeze.default/dim/dims permute transpose.int t alias _to_copy clone"
     " slice.Tensor constant_pad_nd select.int scatter.src scatter.value full"
 )
+_LOOKED_UP = operators("index.Tensor tril triu full")
 _DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 
 
@@ -114,14 +115,16 @@ def _mark(between: Between, rows: list[Node]) -> None:
 
 
 def _made_of(between: Between) -> Iterable[Node]:
-    """Other values of this size, or of one head's, that these are made of: biases from tables, masks."""
-    least = hint(between.first.meta["val"].shape[-2]) * hint(between.first.meta["val"].shape[-1])
+    """Other values with these rows and columns that they are made of: biases from tables, masks."""
+    rows, columns = between.first.meta["val"].shape[-2:]
     found: dict[Node, None] = {}
     stack = [*between.forward]
     while stack:
         for node in stack.pop().all_input_nodes:
-            new = node not in between.forward and node not in found and node.op == "call_function"
-            if new and node.target not in PRODUCTS and 2 * size_of(node) > least:
+            if node in between.forward or node in found or not (_is_inside(node) or node.target in _LOOKED_UP):
+                continue
+            shape = list(node.meta["val"].shape)
+            if node.target not in PRODUCTS and all(shape.count(n) >= (rows, columns).count(n) for n in (rows, columns)):
                 found[node] = None
                 stack.append(node)
     return [n for n in found if not _is_drawn(n)]
