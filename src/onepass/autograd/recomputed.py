@@ -9,6 +9,7 @@ removed other sums, and none of them may be a result: kernels would store them a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,7 +38,7 @@ _DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: 
 def recompute_between_products(joint: GraphModule, target: Target) -> list[Decision]:
     """Mark what is computed again in backward; the decision on each pair of products."""
     decisions: list[Decision] = []
-    if any(_is_short(between, target) for between in products_between(joint)):
+    if any(_again_us(between, target) < _stored_us(between, target) for between in products_between(joint)):
         drop_references(joint)
     for between in products_between(joint):
         if not between.backward or not any(n in between.backward for n in between.products):
@@ -61,11 +62,68 @@ def _decide(between: Between, replaced: set[Node], target: Target) -> Decision:
         return answer(f"{step.name} is not point-wise")
     if (user := _wanted(between, replaced)) is not None:
         return answer(f"{user.name} needs values of its size")
-    terms, most = max(map(depth, between.products)), _longest(first, target)
-    if not _is_short(between, target):
-        return answer(f"sums of {terms} terms; up to {most} are faster computed again in backward than stored")
-    reason = f"computed again in backward: sums of {terms} terms, up to {most} are faster than storing the result"
-    return answer(reason, 2 * size_of(first) * first.meta["val"].element_size())
+    again, stored = _again_us(between, target), _stored_us(between, target)
+    reason = f"about {again:.0f} us computed again in backward, {stored:.0f} us stored"
+    if max(map(depth, between.products)) > MOST_HELD:
+        return answer(f"sums of more than {MOST_HELD} terms")
+    return answer(reason, 2 * size_of(first) * first.meta["val"].element_size() if again < stored else 0)
+
+
+# --- a rule of thumb: whether kernels pay. The planner prices what becomes of it ---
+
+# Products of forward and backward that sum over the size of queries and of values, and passes over memory.
+_AGAIN, _STORED, PASSES = (5, 4), (3, 3), 11
+KERNELS = 3  # that compute all values between
+OPERATIONS = 36.0  # of a lane for each value in each of them: an exponential, scaling, a mask, roundings
+SKIPPED = 0.5  # of all steps, where a mask is made of positions
+
+
+def _again_us(between: Between, target: Target) -> float:
+    """The time of attention's kernels, forward and backward, by the rates of nested products and of lanes."""
+    rates = target.rates
+    nested = rates.matrix * rates.nested * (1 + rates.computed) / 2
+    lanes = size_of(between.first) * KERNELS * OPERATIONS / target.operations_per_us
+    total = _multiply_us(between, _AGAIN, target) / nested + lanes
+    return total * (SKIPPED if _is_skipped(between) else 1.0)
+
+
+def _stored_us(between: Between, target: Target) -> float:
+    """The time of the library's products and of what travels between them."""
+    moved = PASSES * size_of(between.first) * between.first.meta["val"].element_size()
+    part = max(part for _, _, part in target.rates.library_tiles)
+    return _multiply_us(between, _STORED, target) / part + moved / target.memory_bytes_per_us
+
+
+def _multiply_us(between: Between, counts: tuple[int, int], target: Target) -> float:
+    """So many products that sum over queries' size and over values' size, at the rate of the chip."""
+    values = max((depth(n) for n in between.backward if n.target in PRODUCTS), default=0)
+    terms = counts[0] * depth(between.first) + counts[1] * values
+    dtype = _DTYPES.get(between.first.meta["val"].dtype)
+    if dtype is None:
+        return math.inf
+    return size_of(between.first) * terms / multiply_rate(dtype, target)
+
+
+def _is_skipped(between: Between) -> bool:
+    """Whether values at positions that no data decides are -inf."""
+    masks = [n for n in _made_of(between) if n.meta["val"].dim() > 1 and not _reads_data(n)]
+    inside = (*between.forward, *masks, *(n for m in (*between.forward, *masks) for n in m.all_input_nodes))
+    return bool(masks) and any(-math.inf in n.args for n in inside)
+
+
+def _reads_data(node: Node) -> bool:
+    stack, seen = [node], {node}
+    while stack:
+        n = stack.pop()
+        if n.op == "placeholder":
+            return True
+        fresh = [m for m in n.all_input_nodes if m not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return False
+
+
+# --- which values ---
 
 
 def _is_inside(node: Node) -> bool:
@@ -76,19 +134,6 @@ def _is_inside(node: Node) -> bool:
 
 def _is_drawn(node: Node) -> bool:
     return getattr(node.target, "namespace", "") == "onepass"
-
-
-def _is_short(between: Between, target: Target) -> bool:
-    return max(map(depth, between.products)) <= _longest(between.first, target)
-
-
-def _longest(product: Node, target: Target) -> int:
-    """The longest sums that take less time than storing and reading the result."""
-    dtype = _DTYPES.get(product.meta["val"].dtype)
-    if dtype is None:
-        return 0
-    moved = 2 * dtype.bytes / target.memory_bytes_per_us
-    return min(MOST_HELD, int(moved * multiply_rate(dtype, target)))
 
 
 def _wanted(between: Between, replaced: set[Node]) -> Node | None:
