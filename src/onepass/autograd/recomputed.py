@@ -63,7 +63,7 @@ def _decide(between: Between, replaced: set[Node], target: Target) -> Decision:
     if (user := _wanted(between, replaced)) is not None:
         return answer(f"{user.name} needs values of its size")
     again, stored = _again_us(between, target), _stored_us(between, target)
-    reason = f"about {again:.0f} us computed again in backward, {stored:.0f} us stored"
+    reason = f"about {again:.1f} us computed again in backward, {stored:.1f} us stored"
     if max(map(depth, between.products)) > MOST_HELD:
         return answer(f"sums of more than {MOST_HELD} terms")
     return answer(reason, 2 * size_of(first) * first.meta["val"].element_size() if again < stored else 0)
