@@ -1,4 +1,4 @@
-"""Backward of attention from plain math: kernels that compute weights again, whatever the spelling, and right gradients.
+"""Backward of attention from plain math: right gradients by kernels that compute weights again, however it is spelled.
 
 The kernels run in an interpreter; a plan for a chip that is not here says what would be stored there.
 """
@@ -21,18 +21,23 @@ from tests.contractions.spellings import SPELLINGS, Spelling, also, distance, ha
 
 pytest.importorskip("triton")
 # Near misses of the library's attention are spellings here.
-KERNELS = """
-scale_after_divided scale_after_multiplied scale_before_on_queries scale_before_on_both no_scale_at_all
-exponentials_over_their_sum division_after_the_values by_logsumexp by_log_softmax in_float32_and_back
-upcast_before_the_softmax exponentials_without_maximum causal_by_masked_fill causal_by_where_of_positions
-causal_by_an_added_triangle causal_by_finfo_min causal_by_a_stored_triangle mask_of_keys mask_of_keys_as_an_added_minimum
-sliding_window document_mask prefix_mask lengths soft_cap alibi_with_computed_slopes
-scale_by_the_logarithm_of_the_position sink_in_the_sum with_the_logarithm_of_the_sum positions_before_heads packed
-packed_in_front grouped_heads_by_expand grouped_heads_by_repeat grouped_heads_by_view one_head_of_keys by_einsum
-by_einsum_heads_inside without_batch values_of_another_size cross_attention gated_and_added
-""".split()
+KERNELS = [
+    "scale_after_divided", "scale_after_multiplied", "scale_before_on_queries", "scale_before_on_both",
+    "no_scale_at_all", "exponentials_over_their_sum", "division_after_the_values", "by_logsumexp", "by_log_softmax",
+    "in_float32_and_back", "upcast_before_the_softmax", "exponentials_without_maximum", "causal_by_masked_fill",
+    "causal_by_where_of_positions", "causal_by_an_added_triangle", "causal_by_finfo_min",
+    "causal_by_a_stored_triangle", "mask_of_keys", "mask_of_keys_as_an_added_minimum", "sliding_window",
+    "document_mask", "prefix_mask", "lengths", "soft_cap", "alibi_with_computed_slopes",
+    "scale_by_the_logarithm_of_the_position", "sink_in_the_sum", "with_the_logarithm_of_the_sum",
+    "positions_before_heads", "packed", "packed_in_front", "grouped_heads_by_expand", "grouped_heads_by_repeat",
+    "grouped_heads_by_view", "one_head_of_keys", "by_einsum", "by_einsum_heads_inside", "without_batch",
+    "values_of_another_size", "cross_attention", "gated_and_added",
+]  # fmt: skip
 # A bias, slopes or a scale whose gradient needs the scores' gradient as a whole.
-STORED = "scale_for_each_head mask_of_floats alibi relative_position_from_a_table bias_for_each_head by_baddbmm".split()
+STORED = [
+    "scale_for_each_head", "mask_of_floats", "alibi", "relative_position_from_a_table",
+    "bias_for_each_head", "by_baddbmm",
+]  # fmt: skip
 Result = list[Tensor | None]
 
 
@@ -192,8 +197,12 @@ LONG = (2, 8, 2048, 64)
 
 @pytest.mark.parametrize(
     ("function", "shapes", "kernels"),
-    [(causal, (LONG, LONG, LONG), 3), (capped, (LONG, LONG, LONG), 3), (grouped, (LONG, (2, 2, 2048, 64), (2, 2, 2048, 64)), 5)],
-)  # fmt: skip
+    [
+        (causal, (LONG, LONG, LONG), 3),
+        (capped, (LONG, LONG, LONG), 3),
+        (grouped, (LONG, (2, 2, 2048, 64), (2, 2, 2048, 64)), 5),
+    ],
+)
 def test_nothing_quadratic_is_stored(
     function: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...], kernels: int
 ) -> None:

@@ -91,7 +91,7 @@ def _stored_us(between: Between, target: Target) -> float:
     """The time of the library's products and of what travels between them."""
     moved = PASSES * size_of(between.first) * between.first.meta["val"].element_size()
     part = max(part for _, _, part in target.rates.library_tiles)
-    return _multiply_us(between, _STORED, target) / part + moved / target.memory_bytes_per_us
+    return float(_multiply_us(between, _STORED, target) / part + moved / target.memory_bytes_per_us)
 
 
 def _multiply_us(between: Between, counts: tuple[int, int], target: Target) -> float:
@@ -101,7 +101,7 @@ def _multiply_us(between: Between, counts: tuple[int, int], target: Target) -> f
     dtype = _DTYPES.get(between.first.meta["val"].dtype)
     if dtype is None:
         return math.inf
-    return size_of(between.first) * terms / multiply_rate(dtype, target)
+    return float(size_of(between.first) * terms / multiply_rate(dtype, target))
 
 
 def _is_skipped(between: Between) -> bool:
