@@ -22,7 +22,7 @@ from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.target import Target
-from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, products_between, size_of
+from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, matrices, products_between, size_of
 from .exact import compared_with_extremes
 from .references import drop_references
 from .row_sums import normalise, replace_row_sums, row_sums
@@ -64,6 +64,8 @@ def _decide(between: Between, replaced: set[Node], target: Target) -> Decision:
         return answer(f"{user.name} needs values of its size")
     again, stored = _again_us(between, target), _stored_us(between, target)
     reason = f"about {again:.1f} us computed again in backward, {stored:.1f} us stored"
+    if any(isinstance(matrices(n)[0].meta["val"].shape[-1], torch.SymInt) for n in between.products):
+        return answer("the length of its sums is known at run time only")
     if max(map(depth, between.products)) > MOST_HELD:
         return answer(f"sums of more than {MOST_HELD} terms")
     return answer(reason, 2 * size_of(first) * first.meta["val"].element_size() if again < stored else 0)

@@ -16,12 +16,11 @@ from torch.fx import GraphModule, Node
 
 from ..ir.callables import operators
 from .between import PRODUCTS, later_nodes, matrices
-from .exact import compared_with_extremes
+from .exact import compared_with_extremes, viewed
 from .undefined import drop
 
 aten = torch.ops.aten
 _PASSES = operators("_to_copy clone alias view _unsafe_view reshape expand unsqueeze squeeze.default/dim/dims")
-_FIRST = operators("mul.Tensor mul.Scalar div.Tensor neg masked_fill.Scalar")  # are zero where the first operand is
 MOST_STEPS = 4  # from a maximum to what is subtracted
 Change = tuple[bool, int]  # multiplied rather than added; how many times
 
@@ -39,31 +38,26 @@ def drop_references(joint: GraphModule) -> int:
             stack += node.all_input_nodes
     nothing: set[Node] = set()
     for value, comparison in compared_with_extremes(joint.graph):
-        (extreme,) = (n for n in comparison.all_input_nodes if n is not value)
-        if comparison not in needed and _changes_nothing(_viewed(extreme), results, needed):
+        extremes = [n for n in map(viewed, comparison.all_input_nodes) if n is not value]
+        if comparison not in needed and len(extremes) == 1 and _changes_nothing(extremes[0], results, needed):
             nothing |= _selected(comparison)
     drop(joint.graph, nothing)
     return len(nothing)
 
 
-def _viewed(node: Node) -> Node:
-    while node.target in _PASSES:
-        (node, *_) = node.all_input_nodes
-    return node
-
-
 def _selected(comparison: Node) -> set[Node]:
-    """The gradients that are sent where a comparison holds; none where it is used for something else."""
+    """The gradients of a maximum, shared out among the elements that are equal to it."""
+    equal = {comparison, *(u for u in comparison.users if u.target is aten._to_copy.default)}
+    counts = {u for n in equal for u in n.users if u.target is aten.sum.dim_IntList}
+    counts |= {u for n in counts for u in n.users if u.target is aten._to_copy.default}
     found: set[Node] = set()
-    stack = [comparison]
-    while stack:
-        for user in stack.pop().users:
-            if user.target in _PASSES and user.meta["val"].shape == comparison.meta["val"].shape:
-                stack.append(user)
-            elif user.target is aten.mul.Tensor:
-                found.add(user)
-            elif user.target is not aten.sum.dim_IntList:
-                return set()
+    for user in {u for n in equal for u in n.users} - equal - counts:
+        shares = [viewed(n) for n in user.all_input_nodes if n not in equal]
+        if user.target is not aten.mul.Tensor or not all(
+            n.target is aten.div.Tensor and n.args[1] in counts for n in shares
+        ):
+            return set()
+        found.add(user)
     return found
 
 
