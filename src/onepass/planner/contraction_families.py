@@ -10,10 +10,11 @@ and the same sweep are one, against all of it by the library with what lies betw
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..analysis.access import storage_bytes
 from ..analysis.contraction import contract
-from ..analysis.inline import loaded
+from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
 from ..ir.plan import Decision
 from ..ir.program import Define
@@ -58,16 +59,15 @@ def _consider(chooser: Chooser, ends: list[Define], inner: set[Define]) -> None:
     def refuse(reason: str) -> None:
         chooser.decisions.append(Decision(*names, "again", False, reason))
 
-    wanted = next((d for d in inner if not chooser.only_for(d, {*ends, *inner})), None)
+    rows = tuple(d for d in inner if reductions([d.value]) and d.buffer not in chooser.product_of)
+    wanted = next((d for d in inner if d not in rows and not chooser.only_for(d, {*ends, *inner})), None)
     if wanted is not None:
         return refuse(f"{wanted.origin.node} is wanted elsewhere")
-    found: dict[Defines, Region] = {}
-    for d in ends:
-        region = _kernel(chooser, (d,), inner)
-        if isinstance(region, Refusal):
-            return refuse(region.reason)
-        found[(d,)] = region
-    regions = [*_joined(chooser, found, inner).values()]
+    found = [_kernels(chooser, ends, inner), *(_kernels_after(chooser, ends, inner, rows, end) for end in ends if rows)]
+    possible = [kernels for kernels in found if not isinstance(kernels, Refusal)]
+    if not possible:
+        return refuse(next(kernels.reason for kernels in found if isinstance(kernels, Refusal)))
+    regions = min(possible, key=lambda kernels: sum(map(_us, kernels)))
     everything = sorted({*inner, *(m for r in regions for m in r.members)}, key=chooser.order.__getitem__)
     more = sorted({a for r in regions for a in r.again} - inner, key=chooser.order.__getitem__)
     together, apart = sum(map(_us, regions)), chooser.apart(tuple(everything), tuple(more))
@@ -76,6 +76,32 @@ def _consider(chooser: Chooser, ends: list[Define], inner: set[Define]) -> None:
     reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
     decision = Decision(*names, "again", together < apart, reason, apart - together)
     chooser.answer(regions, decision, Times(together, apart, ways=ways))
+
+
+def _kernels(chooser: Chooser, ends: Sequence[Define], inner: set[Define]) -> list[Region] | Refusal:
+    """A kernel for each product at the end, or for several."""
+    found: dict[Defines, Region] = {}
+    for d in ends:
+        region = _kernel(chooser, (d,), inner)
+        if isinstance(region, Refusal):
+            return region
+        found[(d,)] = region
+    return [*_joined(chooser, found, inner).values()]
+
+
+def _kernels_after(
+    chooser: Chooser, ends: Sequence[Define], inner: set[Define], rows: Defines, first: Define
+) -> list[Region] | Refusal:
+    """The same, where the kernel of one product stores what rows are reduced to, and the others read it."""
+    left: set[Define] = set()
+    for d in sorted(inner - {*rows}, key=chooser.order.__getitem__):
+        if d.buffer in chooser.product_of or any(s in left for s in chooser.sources(d)):
+            left.add(d)
+    stores = _kernel(chooser, (first,), inner, rows)
+    others = _kernels(chooser, [d for d in ends if d is not first], left)
+    if isinstance(stores, Refusal) or isinstance(others, Refusal):
+        return stores if isinstance(stores, Refusal) else others if isinstance(others, Refusal) else []
+    return [stores, *others]
 
 
 def _joined(chooser: Chooser, apart: dict[Defines, Region], inner: set[Define]) -> dict[Defines, Region]:
@@ -97,19 +123,21 @@ def _us(region: Region) -> float:
     return region.chosen.time_us if region.chosen is not None else math.inf
 
 
-def _kernel(chooser: Chooser, products: Defines, inner: set[Define]) -> Region | Refusal:
-    """One kernel of products at the end, with the work on their results that is possible."""
+def _kernel(chooser: Chooser, products: Defines, inner: set[Define], rows: Defines = ()) -> Region | Refusal:
+    """One kernel of products at the end, with the work on their results that is possible. `rows`: stored beside."""
     own: set[Define] = set()
     stack = list(products)
     while stack:
         fresh = [s for s in chooser.sources(stack.pop()) if s in inner and s not in own]
         own.update(fresh)
         stack += fresh
+    if not own.issuperset(rows):
+        return Refusal("a product does not need all that rows are reduced to")
     refusal = Refusal("")
     longest = [d for p in products for d in _own_tail(chooser, p, products)]
     for followed in dict.fromkeys((tuple(longest), ())):
-        members = tuple(sorted({*products, *followed}, key=chooser.order.__getitem__))
-        again = tuple(sorted({*own, *chooser.again((*members, *own))}, key=chooser.order.__getitem__))
+        members = tuple(sorted({*products, *followed, *rows}, key=chooser.order.__getitem__))
+        again = tuple(sorted({*own, *chooser.again((*members, *own))} - {*rows}, key=chooser.order.__getitem__))
         found = chooser.contracted(contract, members, again)
         if not isinstance(found, Refusal):
             return Region(members, again, chooser.kernel(found, members, again))
