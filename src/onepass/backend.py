@@ -80,7 +80,7 @@ def choose_target(options: Options, graph: GraphModule) -> Target:
     return replace(target, rounded_products=True) if rounded else target
 
 
-def multiplying_target(options: Options, joint: GraphModule) -> Target | None:
+def _multiplying_target(options: Options, joint: GraphModule) -> Target | None:
     """The target of a joint graph, if its kernels may compute products again that the library would store."""
     with suppress(OnepassError):
         target = choose_target(options, joint)
@@ -215,7 +215,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         _check_any_size(joint)
-        forward, backward = partition(joint, inputs, multiplying_target(chosen, joint), **kwargs)
+        forward, backward = partition(joint, inputs, _multiplying_target(chosen, joint), chosen.strict, **kwargs)
         made.mark = object() if len(tangents_of(backward)) > 1 else None
         return forward, backward
 

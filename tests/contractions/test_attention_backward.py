@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import onepass
+from onepass.autograd import recomputed
 from onepass.backend import record_compilations
 from onepass.explain.explanation import Explanation
 from onepass.ir.record import CompileRecord
@@ -272,3 +274,25 @@ def test_lengths_known_at_run_time() -> None:
     for x, y, z in zip(exact, eager, ours, strict=True):
         assert x is not None and y is not None and z is not None
         assert (z.double() - x).abs().max() <= 2 * (y.double() - x).abs().max()
+
+
+def test_a_checkpoint_computes_all_again() -> None:
+    """What backward recomputes of a checkpointed block is a part of its family: no weights are stored there, either."""
+
+    def block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return checkpoint(causal, q, k, v, use_reentrant=False)
+
+    forward, backward = judged(Spelling(block, half))
+    assert not forward.externs and not backward.externs and forward.saved_bytes == 0
+
+
+def test_a_rule_that_fails_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> list[object]:
+        raise RuntimeError("a rule failed")
+
+    monkeypatch.setattr(recomputed, "normalise", broken)
+    with record_compilations() as records:
+        gradients(compiled(causal, strict=False), half())
+    assert any("a rule failed" in d.reason for d in records[1].decisions) and not any(r.fallback for r in records)
+    with pytest.raises(Exception, match="a rule failed"):
+        gradients(compiled(causal), half())

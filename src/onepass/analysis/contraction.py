@@ -101,7 +101,7 @@ def contract(stores: Iterable[Store]) -> Contraction | Refusal:
 
 
 def _contract(stores: list[Store]) -> Contraction | Refusal:
-    ordered = largest_first(normalise(unify(stores, turned=True)))
+    ordered = largest_first(normalise(unify(stores)))
     return ordered if isinstance(ordered, Refusal) else contract_nest(ordered)
 
 

@@ -84,7 +84,7 @@ def _apart(nest: Nest, target: Target) -> str | None:
 
 def bare(stores: Iterable[Store]) -> Nest:
     """The nest of stores, its programs numbered by the classes that all of it has."""
-    nest = unify(stores)
+    nest = unify(stores, turned=False)
     return replace(nest, outer=outer_axes(nest))
 
 

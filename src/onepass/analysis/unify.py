@@ -16,7 +16,7 @@ from .nest import Nest, NestStore
 from .refine import Triple, refine
 
 
-def unify(stores: Iterable[Store], turned: bool = False) -> Nest:
+def unify(stores: Iterable[Store], turned: bool = True) -> Nest:
     """Give every store and reduction class axes, aligned where they touch the same data.
 
     `turned`: results may lie with rows and columns exchanged; axes that nothing else aligns are aligned by length.

@@ -45,10 +45,13 @@ def products_between(joint: GraphModule) -> Iterator[Between]:
 
     The graph may change from one to the next.
     """
+    later, count = later_nodes(joint), len(joint.graph.nodes)
     for node in [n for n in joint.graph.nodes if n.target in PRODUCTS and _grows(n)]:
-        found = Between(node, later_nodes(joint))
-        if node in found.later:
+        if count != len(joint.graph.nodes):
+            later, count = later_nodes(joint), len(joint.graph.nodes)
+        if node in later:
             continue
+        found = Between(node, later)
         found.forward = _spread([node], found)
         ends = [u for n in found.forward for u in n.users if u.target in PRODUCTS and u not in found.later]
         if any(size_of(u) < size_of(node) for u in ends):

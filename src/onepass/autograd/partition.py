@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
+from ..ir.plan import Decision
 from ..ir.target import Target
-from .between import COMPUTE_AGAIN, SAVE, hint
+from .between import COMPUTE_AGAIN, SAVE, hint, products_between
 from .exact import EXACT, compared_with_extremes, compares_floats, viewed
 from .merge import merge_equal
 from .recomputed import recompute_between_products
@@ -28,7 +29,7 @@ _RECOMPUTE = {"ban_recompute_long_fusible_chains": False, "cse": False}
 
 
 def partition(
-    joint: GraphModule, inputs: Any, target: Target | None = None, **kwargs: Any
+    joint: GraphModule, inputs: Any, target: Target | None = None, strict: bool = False, **kwargs: Any
 ) -> tuple[GraphModule, GraphModule]:
     """(forward, backward) of a joint graph. `target`: the chip whose kernels may compute products again, if any."""
     _drop_detach(joint)
@@ -39,7 +40,7 @@ def partition(
         drawn = node.target is torch.ops.onepass.seed.default
         node.meta |= SAVE if drawn else COMPUTE_AGAIN
     merge_equal(joint.graph)
-    decisions = recompute_between_products(joint, target) if target is not None else []
+    decisions = _recomputed(joint, target, strict) if target is not None else []
     exact = compares_floats(joint.graph)
     for value, comparison in compared_with_extremes(joint.graph):
         value.meta |= SAVE
@@ -52,6 +53,21 @@ def partition(
     backward.meta[DECISIONS] = decisions
     forward.meta[SAVED_BYTES] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
     return forward, backward
+
+
+def _recomputed(joint: GraphModule, target: Target, strict: bool) -> list[Decision]:
+    """The decisions on products that backward computes again; where that fails the graph is as it was."""
+    if not any(between.backward for between in products_between(joint)):
+        return []
+    before = Graph()
+    before.output(before.graph_copy(joint.graph, {})).meta = dict(joint.graph.output_node().meta)
+    try:
+        return recompute_between_products(joint, target)
+    except Exception as error:
+        if strict:
+            raise
+        joint.graph = before
+        return [Decision("graph", "graph", "recompute", False, f"{type(error).__name__}: {error}")]
 
 
 def _drop_detach(joint: GraphModule) -> None:

@@ -71,7 +71,7 @@ def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int,
     """The price of a kernel on a GPU; on a CPU the first kernel of a group does its work, the others finish it."""
     if target.warp:
         return price(kernel, target).total_us
-    work = operation_cost(opened(unify(list(group.stores)))) if kernel is result.kernels[0] else 0.0
+    work = operation_cost(opened(unify(list(group.stores), group.products))) if kernel is result.kernels[0] else 0.0
     return predict_us(moved, work, 1, target)
 
 
