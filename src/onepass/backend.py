@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, replace
@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental import _config as shape_config
 
 from .autograd.partition import SAVED_BYTES, partition
+from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
@@ -83,14 +84,27 @@ def choose_target(options: Options, graph: GraphModule) -> Target:
 def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:
     try:
         compiled = compile_graph(graph, choose_target(options, graph), options, direction)
+        if direction == "inference":
+            calls = {e.name for e in compiled.record.externs}  # a product inside a kernel is nowhere as a whole
+            if (loops := _loops(options, calls)) is not None and loops(graph):
+                compiled = compile_graph(graph, choose_target(options, graph), options, direction)
     except Exception as error:
         if options.strict and not isinstance(error, CompilerNotFound):
             raise
         return _as_eager(graph, error, direction)
     if direction == "forward":
         compiled.record.saved_bytes = graph.meta.get(SAVED_BYTES, 0)
-    _publish(compiled.record)
+    compiled.record.decisions += graph.meta.get(DECISIONS, [])
+    for record in (compiled.record, *compiled.parts):
+        _publish(record)
     return compiled.call
+
+
+def _loops(options: Options, names: Collection[str] | None = None) -> Callable[[GraphModule], bool] | None:
+    """What puts losses of products into loops over rows; None where all is to be as in eager."""
+    if options.precision == "eager" or not options.fuse:
+        return None
+    return lambda graph: loop_over_rows(graph, choose_target(options, graph), options.strict, names)
 
 
 MOST_SETS = 8  # of tangents given, each with a backward graph of its own; torch's own limit for one function
@@ -206,7 +220,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         _check_any_size(joint)
-        forward, backward = partition(joint, inputs, **kwargs)
+        forward, backward = partition(joint, inputs, _loops(chosen), **kwargs)
         made.mark = object() if len(tangents_of(backward)) > 1 else None
         return forward, backward
 

@@ -7,6 +7,7 @@ values are drawn again from their saved seed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .exact import EXACT, compared_with_extremes, compares_floats
 from .merge import merge_equal
+from .row_loops import DECISIONS, loop_results
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
 SAVED_BYTES = "onepass_saved_bytes"
@@ -28,8 +30,10 @@ _SAVE = {"recompute": CheckpointPolicy.MUST_SAVE, "ac_graph_id": 0}
 _COMPUTE_AGAIN = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
 
 
-def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    """(forward, backward) of a joint graph."""
+def partition(
+    joint: GraphModule, inputs: Any, loops: Callable[[GraphModule], object] | None = None, **kwargs: Any
+) -> tuple[GraphModule, GraphModule]:
+    """(forward, backward) of a joint graph. `loops`: what puts losses of products into loops over rows."""
     _drop_detach(joint)
     _keep_overwritten(joint)
     for node in joint.graph.nodes:
@@ -38,6 +42,10 @@ def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModu
         drawn = node.target is torch.ops.onepass.seed.default
         node.meta |= _SAVE if drawn else _COMPUTE_AGAIN
     merge_equal(joint.graph)
+    if loops is not None:
+        loops(joint)
+        for node in loop_results(joint.graph):
+            node.meta |= _SAVE
     exact = compares_floats(joint.graph)
     for value, comparison in compared_with_extremes(joint.graph):
         value.meta |= _SAVE
@@ -47,6 +55,7 @@ def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModu
     with functorch_config.patch(_RECOMPUTE):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     forward.meta[EXACT] = backward.meta[EXACT] = exact
+    forward.meta[DECISIONS] = joint.meta.get(DECISIONS, [])
     forward.meta[SAVED_BYTES] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
     return forward, backward
 
