@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
@@ -23,7 +23,8 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.fx.experimental import _config as shape_config
 
-from .autograd.partition import DECISIONS, SAVED_BYTES, partition
+from .autograd.partition import SAVED_BYTES, partition
+from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
@@ -89,8 +90,14 @@ def _multiplying_target(options: Options, joint: GraphModule) -> Target | None:
 
 
 def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:
+    if direction == "inference":
+        _check_any_size(graph)
     try:
         compiled = compile_graph(graph, choose_target(options, graph), options, direction)
+        if direction == "inference":
+            calls = {e.name for e in compiled.record.externs}  # a product inside a kernel is nowhere as a whole
+            if (loops := _loops(options, calls)) is not None and loops(graph):
+                compiled = compile_graph(graph, choose_target(options, graph), options, direction)
     except Exception as error:
         if options.strict and not isinstance(error, CompilerNotFound):
             raise
@@ -98,8 +105,16 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
     if direction == "forward":
         compiled.record.saved_bytes = graph.meta.get(SAVED_BYTES, 0)
     compiled.record.decisions += graph.meta.get(DECISIONS, [])
-    _publish(compiled.record)
+    for record in (compiled.record, *compiled.parts):
+        _publish(record)
     return compiled.call
+
+
+def _loops(options: Options, names: Collection[str] | None = None) -> Callable[[GraphModule], bool] | None:
+    """What puts losses of products into loops over rows; None where all is to be as in eager."""
+    if options.precision == "eager" or not options.fuse:
+        return None
+    return lambda graph: loop_over_rows(graph, choose_target(options, graph), options.strict, names)
 
 
 MOST_SETS = 8  # of tangents given, each with a backward graph of its own; torch's own limit for one function
@@ -205,24 +220,21 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         call.onepass = made.mark  # type: ignore[attr-defined]
         return call
 
-    def inference_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        _check_any_size(graph)
-        return _compile(graph, chosen, "inference")
-
     def backward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         tangents = tangents_of(graph)
         return _for_each_set(graph, tangents, chosen) if len(tangents) > 1 else _compile(graph, chosen, "backward")
 
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         _check_any_size(joint)
-        forward, backward = partition(joint, inputs, _multiplying_target(chosen, joint), chosen.strict, **kwargs)
+        target = _multiplying_target(chosen, joint)
+        forward, backward = partition(joint, inputs, target, chosen.strict, _loops(chosen), **kwargs)
         made.mark = object() if len(tangents_of(backward)) > 1 else None
         return forward, backward
 
     inner = aot_autograd(
         fw_compiler=forward_compiler,
         bw_compiler=backward_compiler,
-        inference_compiler=inference_compiler,
+        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference"),
         partition_fn=parted,
         decompositions=decomposition_table(chosen.target),
         keep_inference_input_mutations=True,

@@ -5,7 +5,7 @@ A hit loads the stored host program and machine code; the compiler itself is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from .explain.planning import is_planning
 from .ir.host_json import MalformedProgram
 from .ir.options import Options
 from .ir.record import CompileRecord
+from .ir.row_loop import RowLoop
 from .ir.target import Target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
 from .resources import build_entry
@@ -38,12 +39,33 @@ class Compiled:
 
     call: Callable[[list[Any]], Any]
     record: CompileRecord
+    parts: tuple[CompileRecord, ...] = ()  # of its loops' bodies
 
 
 def compile_graph(
     graph: GraphModule, target: Target, options: Options, direction: str, stopwatch: Stopwatch | None = None
 ) -> Compiled:
     """Compile one AOTAutograd graph, or take it from the cache. `stopwatch`: in the place of the device's own."""
+    bodies = list(_compile_bodies(graph, target, options, stopwatch))
+    compiled = _compile_alone(graph, target, options, direction, stopwatch)
+    return replace(compiled, parts=tuple(bodies))
+
+
+def _compile_bodies(
+    graph: GraphModule, target: Target, options: Options, stopwatch: Stopwatch | None
+) -> Iterator[CompileRecord]:
+    """Compile what the graph's loops do for each chunk."""
+    for name, loop in list(vars(graph).items()):
+        if isinstance(loop, RowLoop) and loop.call is None:
+            compiled = _compile_alone(loop.body, target, options, "rows", stopwatch)
+            setattr(graph, name, replace(loop, call=compiled.call))
+            compiled.record.repeats = loop.repeats
+            yield compiled.record
+
+
+def _compile_alone(
+    graph: GraphModule, target: Target, options: Options, direction: str, stopwatch: Stopwatch | None
+) -> Compiled:
     builder = builder_for(target)
     cache = default_cache() if options.cache and options.debug < 5 else None  # 5 checks, and stores nothing
     measures = options.tune != "off" and not is_planning()

@@ -40,6 +40,7 @@ from .planner.regions import Regions
 from .planner.setting import Setting
 from .runtime.entries import GraphEntry
 from .schedule.group import choose, choose_products, neighbours, schedule_group, smaller
+from .schedule.overwriting import overwrite_rows
 
 CHECK_LEVEL = 5  # of the debug ladder
 Call: TypeAlias = Callable[[list[Any]], Any]
@@ -140,6 +141,7 @@ def compile_entry(planned: PlannedGraph, record: CompileRecord, choices: Choices
     target, program, plan = planned.target, planned.program, planned.plan
     with stage(record, "schedule"):
         scheduled = {g: schedule_named(planned, n, choices.get(n)) for n, g in planned.names.items()}
+        plan, scheduled = overwrite_rows(plan, scheduled)
     with stage(record, "emit"):
         sources, numbers = emit_kernels(planned, [k for s in scheduled.values() for k in s.kernels])
         checks = planned.lowered.options.debug >= CHECK_LEVEL

@@ -25,22 +25,26 @@ def multiply_rate(dtype: DType, target: Target) -> float:
 
 def product_us(define: Define, target: Target) -> float:
     """The time of one product of matrices by the library."""
-    total = target.launch_us + target.rates.call_us
+    total = 0.0
     for r in reductions([define.value]):
         sides = operands(r) or vector_and_matrix(r)
         left, right = sides if sides is not None else (r, r)
         depth = numel(r.over)
         rows, columns = numel(left.axes - right.axes), numel(right.axes - left.axes)
         batches = numel((left.axes & right.axes) - {*r.over}) if sides is not None else numel(r.axes)
-        rate = multiply_rate(uncast(left).dtype, target)
-        unit = min(_unit_us(batches, rows, columns, depth, *tile, rate, target) for tile in target.rates.library_tiles)
         moved = [define.buffer, *loaded(define.value)]
-        memory = sum(map(storage_bytes, moved)) / target.memory_bytes_per_us
         odd = any(b.dtype.bytes * estimate(s) % ALIGNED_BYTES for b in moved for s in b.strides if estimate(s) > 1)
-        total += (max(unit, memory) + target.rates.library_exposed * min(unit, memory)) * (
-            target.rates.unaligned if odd else 1.0
-        )
-    return total
+        us = multiply_us(batches, rows, columns, depth, uncast(left).dtype, sum(map(storage_bytes, moved)), target)
+        total += us * (target.rates.unaligned if odd else 1.0)
+    return target.launch_us + target.rates.call_us + total
+
+
+def multiply_us(batches: int, rows: int, columns: int, depth: int, dtype: DType, moved: int, target: Target) -> float:
+    """The time of a product without its call: of so many multiply-adds, and bytes that cross memory."""
+    rate = multiply_rate(dtype, target)
+    unit = min(_unit_us(batches, rows, columns, depth, *tile, rate, target) for tile in target.rates.library_tiles)
+    memory = moved / target.memory_bytes_per_us
+    return max(unit, memory) + target.rates.library_exposed * min(unit, memory)
 
 
 def _unit_us(

@@ -7,6 +7,7 @@ values are drawn again from their saved seed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from .between import COMPUTE_AGAIN, SAVE, hint, products_between
 from .exact import EXACT, compared_with_extremes, compares_floats, viewed
 from .merge import merge_equal
 from .recomputed import recompute_between_products
+from .row_loops import DECISIONS, loop_results
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
-SAVED_BYTES, DECISIONS = "onepass_saved_bytes", "onepass_decisions"
+SAVED_BYTES = "onepass_saved_bytes"
 # One of the min-cut's rules of thumb guesses that values after a long chain of fusible operations will not be fused
 # again. Here point-wise work is recomputed inside whatever kernel reads it. Its rule against recomputing values used
 # far apart stays: without it, backward would add up a residual stream again from what each layer added.
@@ -29,9 +31,17 @@ _RECOMPUTE = {"ban_recompute_long_fusible_chains": False, "cse": False}
 
 
 def partition(
-    joint: GraphModule, inputs: Any, target: Target | None = None, strict: bool = False, **kwargs: Any
+    joint: GraphModule,
+    inputs: Any,
+    target: Target | None = None,
+    strict: bool = False,
+    loops: Callable[[GraphModule], object] | None = None,
+    **kwargs: Any,
 ) -> tuple[GraphModule, GraphModule]:
-    """(forward, backward) of a joint graph. `target`: the chip whose kernels may compute products again, if any."""
+    """(forward, backward) of a joint graph. `target`: the chip whose kernels may compute products again, if any.
+
+    `loops`: what puts losses of products into loops over rows.
+    """
     _drop_detach(joint)
     _keep_overwritten(joint)
     for node in joint.graph.nodes:
@@ -40,6 +50,10 @@ def partition(
         drawn = node.target is torch.ops.onepass.seed.default
         node.meta |= SAVE if drawn else COMPUTE_AGAIN
     merge_equal(joint.graph)
+    if loops is not None:
+        loops(joint)
+        for node in loop_results(joint.graph):
+            node.meta |= SAVE
     decisions = _recomputed(joint, target, strict) if target is not None else []
     exact = compares_floats(joint.graph)
     for value, comparison in compared_with_extremes(joint.graph):
@@ -51,6 +65,7 @@ def partition(
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     forward.meta[EXACT] = backward.meta[EXACT] = exact
     backward.meta[DECISIONS] = decisions
+    forward.meta[DECISIONS] = joint.meta.get(DECISIONS, [])
     forward.meta[SAVED_BYTES] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
     return forward, backward
 

@@ -11,16 +11,19 @@ from collections.abc import Collection
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from ..ir.callables import operators
+from .scaled import SCALED
 
 aten = torch.ops.aten
 # Each result is linear in every operand: nothing if one of them is.
-_LINEAR = operators(
-    "mul.Tensor/Scalar mm bmm neg clone _to_copy alias detach view _unsafe_view reshape permute t transpose.int expand"
-    " unsqueeze squeeze.default/dim/dims select.int slice.Tensor sum.default/dim_IntList mean.default/dim"
-    " constant_pad_nd split.Tensor split_with_sizes unbind.int div.Scalar diagonal flip roll tril triu index.Tensor"
-    " index_select gather cumsum"
+_LINEAR = (
+    SCALED,
+    *operators("mul.Tensor/Scalar mm bmm neg clone _to_copy alias detach view _unsafe_view reshape permute t"),
+    *operators("transpose.int expand unsqueeze squeeze.default/dim/dims select.int slice.Tensor"),
+    *operators("sum.default/dim_IntList mean.default/dim constant_pad_nd split.Tensor split_with_sizes unbind.int"),
+    *operators("div.Scalar diagonal flip roll tril triu index.Tensor index_select gather cumsum"),
 )
 _SUMS = operators("add.Tensor sub.Tensor")
 _ALL = operators("cat stack")  # nothing if all operands are
@@ -89,6 +92,19 @@ def _is_nothing(node: Node, undefined: set[Node]) -> bool:
     if node.target in (operator.getitem, aten.div.Tensor):
         return first in undefined
     return bool(gradients := _gradients(node)) and undefined.issuperset(gradients)
+
+
+def is_linear_in(node: Node, tangents: set[Node]) -> bool:
+    """Whether a result is linear in those of its operands that depend on tangents."""
+    given = [x for x in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(x, Node) and x in tangents]
+    if node.target in _SUMS:
+        return tangents.issuperset(node.args[:2])  # type: ignore[arg-type]
+    if node.target in _ALL:
+        return tangents.issuperset(node.all_input_nodes)
+    if node.target in (operator.getitem, aten.div.Tensor) or node.target in _LINEAR:
+        return len(given) == 1 and (node.target in _LINEAR or given[0] is node.args[0])
+    gradients = _gradients(node)
+    return bool(gradients) and set(given) <= set(gradients)
 
 
 def _gradients(node: Node) -> list[Node]:

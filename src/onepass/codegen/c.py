@@ -303,6 +303,9 @@ class _Emitter(Emitter):
             self.line(f"    {c_combine(monoid, merge[0], merge[1], dtypes)}")
         self.line("  }")
 
+    def visit_Barrier(self, _: ir.Barrier) -> None:
+        """A program is one thread."""
+
     def visit_Rescale(self, s: ir.Rescale) -> None:
         a, factor = s.accumulator, self.operand(s.factor)
         for text in (f"{a.name}_0[lane]", *([f"{a.name}_lost[lane]"] if a.compensated else [])):

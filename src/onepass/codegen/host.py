@@ -22,6 +22,7 @@ from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Atom, Poly, Quotient, Remainder, Symbol, product, sum_text
 from ..ir.program import Buffer, Extern, HostValue, Program, View, leaves
+from ..ir.row_loop import RowLoop
 
 Thing: TypeAlias = Buffer | HostValue
 Update: TypeAlias = tuple[Buffer, Buffer]  # (input, source)
@@ -149,7 +150,7 @@ class _Emitter:
     def __init__(self, uses: _Uses, kernel_numbers: dict[Kernel, int]) -> None:
         self.instructions: list[ir.Instruction] = []
         self.input_names: tuple[str, ...] = ()
-        self.constants: dict[int, torch.Tensor] = {}
+        self.constants: dict[int, torch.Tensor | RowLoop] = {}
         self.live: dict[str, Any] = {}
         self._uses, self._kernel_numbers = uses, kernel_numbers
         self._names: dict[Thing, str] = {}
@@ -306,7 +307,7 @@ class _Emitter:
             case Poly() | Symbol():
                 constant = Poly.of(tree).constant
                 return ir.SizeOf(self._size(tree)) if constant is None else constant
-            case torch.Tensor():
+            case torch.Tensor() | RowLoop():
                 return self._constant(tree)
             case list():
                 return [self.tree(x) for x in tree]
@@ -326,7 +327,7 @@ class _Emitter:
             return ir.Ref(name)
         return ir.Ref(name, *self._layout(view), self._size(view.offset))
 
-    def _constant(self, tensor: torch.Tensor) -> ir.Constant:
+    def _constant(self, tensor: torch.Tensor | RowLoop) -> ir.Constant:
         number = next((n for n, known in self.constants.items() if known is tensor), len(self.constants))
         self.constants[number] = tensor
         return ir.Constant(number)

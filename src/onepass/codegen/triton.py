@@ -93,6 +93,9 @@ class TritonEmitter(ProductEmitter):
         scaled = f"{name} * {factor}"
         self.line(f"{name} = {f'tl.where({factor} == 0, 0.0, {scaled})' if s.guarded else scaled}")
 
+    def visit_Barrier(self, _: ir.Barrier) -> None:
+        self.line("tl.debug_barrier()")
+
     def visit_When(self, s: ir.When) -> None:
         with self.nested(f"if {self.operand(s.condition)}:"):
             self.block(s.body)

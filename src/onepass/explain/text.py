@@ -53,7 +53,7 @@ def counts_text(graphs: Sequence[CompileRecord]) -> str:
 
 def total(graphs: Iterable[CompileRecord], field: str) -> int:
     """The sum of a field that counts bytes."""
-    return sum(int(getattr(graph, field)) for graph in graphs)
+    return sum(int(getattr(graph, field)) * graph.repeats for graph in graphs)
 
 
 def ratio_text(part: int, whole: int) -> str:
@@ -122,7 +122,8 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     seconds = sum(graph.stage_seconds.values())
     spent = f", compiled before, in {seconds:.2f} s" if graph.cache == "hit" else f", compiled in {seconds:.2f} s"
     compiled = spent if seconds else ""
-    yield f"graph {number} of {total}: {graph.direction}, target {graph.target}, cache {graph.cache}{compiled}"
+    direction = f"{graph.direction}, {counted(graph.repeats, 'time')}" if graph.direction == "rows" else graph.direction
+    yield f"graph {number} of {total}: {direction}, target {graph.target}, cache {graph.cache}{compiled}"
     if graph.fallback:
         yield f"  runs as eager: {_one_line(graph.fallback)}"
     known = targets().get(graph.target)

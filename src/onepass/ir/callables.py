@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from .row_loop import over_rows
+
 _ALLOWED: tuple[tuple[Any, str], ...] = (
     (operator, "getitem add sub mul truediv floordiv mod pow neg pos abs"),
     (operator, "and_ or_ xor not_ invert lshift rshift eq ne lt le gt ge"),
@@ -71,7 +73,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
         for name in names.split()
         if hasattr(module, name)
     }
-    return {**listed, "onepass.graph_constant": graph_constant, "onepass.attention": attention}
+    own = (graph_constant, attention, over_rows)
+    return {**listed, **{f"onepass.{f.__name__}": f for f in own}}
 
 
 @lru_cache(maxsize=1)

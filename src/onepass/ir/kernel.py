@@ -311,6 +311,11 @@ class When:
 
 
 @dataclass(frozen=True, slots=True)
+class Barrier:
+    """All threads of a program have done what stands before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class GridAxis:
     """`axis` counts the programs of one grid dimension: 0 <= axis < extent."""
 
@@ -338,7 +343,7 @@ class Share:
 
 Statement: TypeAlias = (
     Let | LoadElement | LoadTile | StoreTile | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
-    | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold | Share
+    | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold | Share | Barrier
 )  # fmt: skip
 
 

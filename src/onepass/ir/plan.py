@@ -72,3 +72,4 @@ class FusionPlan:
     decisions: tuple[Decision, ...]
     in_place: dict[Buffer, Buffer] = field(default_factory=dict)
     copies: tuple[tuple[Buffer, Buffer], ...] = ()  # (input, source) copied at the end
+    rereads: tuple[tuple[Buffer, Buffer], ...] = ()  # those whose kernel reads the input in several places: it may do

@@ -73,7 +73,9 @@ class ExternRecord:
 
 @dataclass(slots=True)
 class CompileRecord:
-    """Everything about one graph. `direction` is "inference", "forward" or "backward"."""
+    """Everything about one graph. `direction` is "inference", "forward" or "backward"; "rows": of a loop's chunk in the
+    graph before it, and `repeats` says how many chunks there are.
+    """
 
     direction: str = "inference"
     target: str = "cpu"
@@ -91,6 +93,7 @@ class CompileRecord:
     cache: str = "miss"  # "hit" | "miss" | "off" | "not kept": close calls could not be measured now
     fallback: str = ""  # why the whole graph runs as eager, if it does
     key: str = ""
+    repeats: int = 1
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

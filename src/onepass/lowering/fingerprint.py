@@ -23,6 +23,7 @@ from torch.fx.node import map_aggregate
 
 from ..ir.callables import callable_name
 from ..ir.record import CompileRecord
+from ..ir.row_loop import RowLoop
 from .origins import origin_of
 from .torch_private import FakeTensor, OpOverload, folded_value, storage_key, symbol_hint
 
@@ -57,10 +58,10 @@ def environment_key() -> str:
     return f"{digest.hexdigest()} torch {torch.__version__} python {platform.python_version()}"
 
 
-def graph_constants(graph_module: GraphModule) -> list[torch.Tensor]:
-    """The tensors that are part of the graph, in its order."""
+def graph_constants(graph_module: GraphModule) -> list[torch.Tensor | RowLoop]:
+    """The tensors and loops that are part of the graph, in its order."""
     values = (_attribute(graph_module, n) for n in graph_module.graph.nodes if n.op == "get_attr")
-    return [v for v in values if isinstance(v, torch.Tensor)]
+    return [v for v in values if isinstance(v, torch.Tensor | RowLoop)]
 
 
 def node_names(graph_module: GraphModule) -> tuple[str, ...]:
@@ -115,6 +116,9 @@ class _Text:
                 return f"in {self._value(value)} {self._input_facts(value)}"
             case "get_attr":
                 constant = _attribute(self._module, node)
+                if isinstance(constant, RowLoop):
+                    plain = constant.rows, constant.products, constant.inputs, constant.results
+                    return f"loop {plain} {_Text(constant.body).write()}"
                 if not isinstance(constant, torch.Tensor):
                     raise _NoFingerprint
                 facts = f"{self._input_facts(constant)} {folded_value(constant)!r}"

@@ -161,7 +161,7 @@ class _Lowering:
             return self.size(node)
         rule = RULES.get(target)
         if rule is None:
-            return self.extern(node, why_library(target))
+            return self.extern(node, node.meta.get("onepass_why") or why_library(target))
         try:
             return self.apply_rule(rule, node, args, kwargs)
         except Unsupported as reason:

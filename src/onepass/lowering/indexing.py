@@ -75,7 +75,7 @@ def embedding(ctx: Context, weight: Ref, indices: Ref, *ignored: Any) -> Expr:
 
 
 @lowers("scatter.value/src")
-def scatter(ctx: Context, x: Ref, dim: int, indices: Ref, source: Operand) -> Expr:
+def scatter(ctx: Context, x: Ref, dim: int, indices: Ref, source: Operand, adds: bool = False) -> Expr:
     """A scatter of one element per line: where the position is the index."""
     if not x.ndim or indices.ndim != x.ndim:
         raise Unsupported("scatter into a 0-d tensor")
@@ -84,12 +84,21 @@ def scatter(ctx: Context, x: Ref, dim: int, indices: Ref, source: Operand) -> Ex
         raise Unsupported("a scatter of several elements per line")
     axes = own_point(x.shape)
     value = source.at([*axes[:dim], Poly.ZERO, *axes[dim + 1 :]]) if isinstance(source, Ref) else ctx.stored(source)
+    if adds:
+        value = pointwise("add", ctx.read(x), ctx.convert(value, ctx.read(x).dtype))
     target = _position(ctx, indices.at(axes), x.shape[dim])
     here = [pointwise("eq", Index(axes[dim]), target)]
     for k, extent in enumerate(x.shape):
         if k != dim and indices.shape[k] is not extent:
             here.append(less(axes[k], indices.shape[k]))
     return replaced(ctx, x, both(here), value)
+
+
+@lowers("scatter_add")
+def scatter_add(ctx: Context, x: Ref, dim: int, indices: Ref, source: Ref) -> Expr:
+    if ctx.out.dtype is DType.BOOL:
+        raise Unsupported("a sum of bools")
+    return scatter(ctx, x, dim, indices, source, adds=True)
 
 
 @lowers("index_put _unsafe_index_put")

@@ -47,7 +47,8 @@ def why_library(target: Any) -> str:
     if target.namespace not in ("aten", "prims", "onepass"):
         return "a custom operator"
     if target.namespace == "onepass":
-        return "a seed is drawn on the host"
+        scales = target._opname == "scaled"
+        return "a saved gradient is scaled in its place" if scales else "a seed is drawn on the host"
     name = target._opname
     for pattern, reason in _REASONS:
         if re.search(pattern, name):

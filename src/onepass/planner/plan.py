@@ -42,8 +42,8 @@ class Planner(PricedGroups):
                 Decision("plan", "plan", "sibling", False, f"{needed} bytes at the peak, eager needs {limit}", 0.0, 0)
             )
             steps = self.fused_steps(siblings=False)
-        in_place, copies, notes = place_updates(self.program, steps)
-        return FusionPlan(steps, (*self.decisions, *notes), in_place, copies)
+        in_place, copies, rereads, notes = place_updates(self.program, steps)
+        return FusionPlan(steps, (*self.decisions, *notes), in_place, copies, rereads)
 
     def fused_steps(self, siblings: bool) -> tuple[Group | Extern, ...]:
         """The steps after all fusions that gain."""

@@ -14,14 +14,17 @@ from ..ir.program import Buffer, Extern, Program, Update
 from .links import things
 
 Copies = tuple[tuple[Buffer, Buffer], ...]
+SWEEPS = "the kernel reads the input again in another sweep"
+ELSEWHERE = "the kernel reads the input at another index"
 
 
 def place_updates(
     program: Program, steps: tuple[Group | Extern, ...]
-) -> tuple[dict[Buffer, Buffer], Copies, list[Decision]]:
-    """(stored buffer -> input it overwrites, copies at the end, the decisions)."""
+) -> tuple[dict[Buffer, Buffer], Copies, Copies, list[Decision]]:
+    """(stored buffer -> input it overwrites, copies at the end, those that order could spare, the decisions)."""
     in_place: dict[Buffer, Buffer] = {}
     copies: list[tuple[Buffer, Buffer]] = []
+    rereads: list[tuple[Buffer, Buffer]] = []
     notes: list[Decision] = []
     outputs = {b for b in things(program.outputs) if isinstance(b, Buffer)}
     for update in (s for s in program.statements if isinstance(s, Update)):
@@ -30,10 +33,11 @@ def place_updates(
             in_place[update.source] = update.target
         else:
             copies.append((update.target, update.source))
+            rereads += [copies[-1]] if reason in (SWEEPS, ELSEWHERE) else []
         saved = 2 * storage_bytes(update.target) if reason is None else 0
         text = reason or "read only at the index that is written"
         notes.append(Decision(update.origin.node, update.target.name, "in-place", reason is None, text, 0.0, saved))
-    return in_place, tuple(copies), notes
+    return in_place, tuple(copies), tuple(rereads), notes
 
 
 def _obstacle(
@@ -68,9 +72,9 @@ def _read_elsewhere(group: Group, target: Buffer) -> str | None:
         if not reads:
             continue
         if any(reductions([s.value]) for s in group.stores):
-            return "the kernel reads the input again in another sweep"
+            return SWEEPS
         if not all(identity_index(e.index, store.axes) for e in reads):
-            return "the kernel reads the input at another index"
+            return ELSEWHERE
     return None
 
 
