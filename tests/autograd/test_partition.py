@@ -96,3 +96,29 @@ def test_training_does_not_import_inductor() -> None:
         "sys.exit('torch._inductor.lowering' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _mask_itself(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.masked_fill_(x > 0, 0.5)
+    return (x * y).softmax(-1)
+
+
+def _write_both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y.tanh())
+    y.copy_(x * 2)
+    return (x * y).sum()
+
+
+@pytest.mark.parametrize("function", [_mask_itself, _write_both])
+def test_backward_does_not_read_what_is_overwritten_after_forward(function: Callable[..., torch.Tensor]) -> None:
+    """Torch writes the new value into an input that needs gradients when the forward graph has run."""
+
+    def run(f: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        given = [torch.linspace(-2, 2, 12).view(3, 4).requires_grad_(), torch.linspace(1, 3, 12).view(3, 4)]
+        inputs = [x.requires_grad_() * 1 for x in given]
+        out = f(*inputs)
+        loss = (out * out).sum() + sum((x * x.detach().cos()).sum() for x in inputs)
+        return [out, *inputs, *torch.autograd.grad(loss, given)]
+
+    for mine, theirs in zip(run(onepass.jit(function, options=STRICT)), run(function), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -430,3 +430,18 @@ def test_deterministic() -> None:
     for _ in range(3):
         for a, b in zip(first, run(x), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_number_written_in_a_function_is_a_new_tensor_at_every_call(training: bool) -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        table = torch.tensor([1.0, 2.0])
+        return [table, table.view(2, 1), torch.tensor([3, 4]).detach(), torch.tensor(5), x * table]
+
+    run, x = compiled(function), torch.ones(3, 2, requires_grad=training)
+    first = run(x)
+    assert first[0].data_ptr() == first[1].data_ptr()
+    for made in first[:4]:
+        made.mul_(7)
+    for mine, theirs in zip(run(x), function(x), strict=True):
+        assert torch.equal(mine, theirs)

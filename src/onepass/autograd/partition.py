@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule
+from torch.utils._pytree import tree_leaves
 
 from ..ir.plan import Decision
 from ..ir.target import Target
@@ -94,11 +95,15 @@ def _drop_detach(joint: GraphModule) -> None:
 
 
 def _keep_overwritten(joint: GraphModule) -> None:
-    """Backward must not read an input that forward overwrites: what it needs is a copy of the old value."""
-    for update in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-        target = update.args[0]
-        readers = [user for user in target.users if user is not update]
-        if target.op != "placeholder" or not readers:
+    """Backward must not read an input that is overwritten before: what it needs is a copy of the old value.
+
+    Forward overwrites some, and torch others when forward has run: these are described by what is written into them.
+    """
+    written = [getattr(of, "mutated_input", joint) for of in tree_leaves(joint.graph.output_node().meta.get("desc"))]
+    for target in joint.graph.find_nodes(op="placeholder"):
+        updates = [u for u in target.users if u.target is torch.ops.aten.copy_.default and u.args[0] is target]
+        readers = [user for user in target.users if user not in updates]
+        if not readers or not (updates or target.meta.get("desc") in written):
             continue
         with joint.graph.inserting_after(target):
             old = joint.graph.call_function(torch.ops.aten.clone.default, (target,))

@@ -64,7 +64,7 @@ class _Lowering:
         self.module, self.ctx, self.strict, self.device = graph_module, ctx, strict, device
         self.wide_products = wide_products
         self.values: dict[Node, Any] = {}
-        self.given: dict[Node, Ref] = {}  # tensor inputs, as they were before any update
+        self.given: dict[Node, Ref] = {}  # constants, and tensor inputs as they were before any update
         self.inputs: list[Buffer | HostValue | Symbol] = []
         self.updates: list[Update] = []
         self.overwritten: dict[Buffer, Buffer] = {}  # a state of an input that was changed in place -> the input
@@ -140,6 +140,8 @@ class _Lowering:
         constant = self.extern_call(node, graph_constant, (value,), {}, "a constant of the graph")
         if folded is not None:  # kernels know the number; calls on the other device have the tensor
             self.ctx.constants[constant.buffer] = folded
+        if "val" in node.meta and isinstance(constant, Ref):
+            self.given[node] = constant
         return constant
 
     def is_here(self, device: str) -> bool:
