@@ -16,7 +16,7 @@ from .errors import KernelBuildError
 from .explain.debug import build_progress
 from .ir.limits import FOLLOWERS, OPERANDS, PRODUCTS, Limits
 from .ir.plan import Group
-from .ir.record import CompileRecord, Decision, KernelRecord, stage
+from .ir.record import FEW_BYTES, CompileRecord, Decision, KernelRecord, stage
 from .ir.schedule import Schedule
 from .ir.target import Target
 from .runtime.cache import Cache
@@ -149,9 +149,11 @@ class Resources:
             target.resident_programs(first.registers, max(0, first.shared_bytes - uncounted), first.threads)
             for uncounted in (0, UNCOUNTED_BYTES)
         )
-        seen = _Seen(max(_spilled(k, target) for k in kernels), held, wanted if products and ruled else 0)
-        for kernel in kernels:
-            if ruled and _spilled(kernel, target):
+        few = 0 if products else FEW_BYTES  # a product's steps wait for spilled values
+        spilled = [n if n > few else 0 for n in (_spilled(k, target) for k in kernels)]
+        seen = _Seen(max(spilled), held, wanted if products and ruled else 0)
+        for kernel, spills in zip(kernels, spilled, strict=True):
+            if ruled and spills:
                 self._note(kernel.name, "spill", _spill_text(kernel, tried))
         if seen.crowded and not seen.spilled:
             reason = f"schedule {tried} needs {first.shared_bytes} bytes of shared memory: a processor holds {held} of "

@@ -95,9 +95,9 @@ class _Tried:
     def beats(self, other: _Tried) -> bool:
         """No spilling before speed; a failure never."""
         mine, others = self.record, other.record
-        if mine.problem or bool(mine.spilled_bytes) > bool(others.spilled_bytes):
+        if mine.problem or mine.spills > others.spills:
             return False
-        return bool(mine.spilled_bytes) < bool(others.spilled_bytes) or mine.time_us * GAIN < others.time_us
+        return mine.spills < others.spills or mine.time_us * GAIN < others.time_us
 
 
 LAUNCHING = Refusal("it is mostly launching")
@@ -182,7 +182,7 @@ class _Search:
             for first in range(0, len(around), at_once):
                 if self.workshop.now() >= end:
                     break
-                worst_us = math.inf if best.record.spilled_bytes else DROPPED * best.record.time_us
+                worst_us = math.inf if best.record.spills else DROPPED * best.record.time_us
                 for found in _try(around[first : first + at_once], self.workshop, worst_us):
                     tried.append(found)
                     if found.beats(best):
@@ -202,7 +202,7 @@ class _Search:
 
     def _outcome(self, best: _Tried, tried: Sequence[_Tried]) -> Outcome:
         ruled = self.ruled
-        if best is not ruled and not ruled.record.spilled_bytes:  # one slow run must not decide
+        if best is not ruled and not ruled.record.spills:  # one slow run must not decide
             again = _try([best.version, ruled.version], self.workshop)
             if not _fastest(best, again[0]).beats(_fastest(ruled, again[1])):
                 best = ruled
@@ -224,7 +224,7 @@ def _settled(ruled: _Tried, floor_us: float, effort: Effort) -> Outcome | None:
     record = ruled.record
     if record.problem:
         return Outcome((), f"not measured: {record.problem}")
-    if record.time_us > effort.near_floor * floor_us or record.spilled_bytes:
+    if record.time_us > effort.near_floor * floor_us or record.spills:
         return None
     summary = f"{record.time_us:.3g} us, {record.time_us / floor_us:.2f} of its floor"
     return Outcome((), summary, (replace(record, chosen=True),))

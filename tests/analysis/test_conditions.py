@@ -41,6 +41,12 @@ def test_shifted_loads_touch_the_same_elements_and_those_between_steps_others() 
     assert loads_bytes([Load(buffer, (X + k,)) for k in range(3)]) == 80
 
 
+def test_loads_at_fixed_places_touch_elements_of_their_own() -> None:
+    buffer = Buffer("a", DType.F32, (Poly.of(3), Poly.of(20)), (Poly.of(20), Poly.ONE), "cpu")
+    loads = [Load(buffer, (Poly.of(k), X.poly())) for k in (0, 1, 2, 0)]
+    assert [loads_bytes(loads[:count]) for count in (1, 2, 3, 4)] == [80, 160, 240, 240]
+
+
 def test_shared_operands_leave_a_chain_of_maxima() -> None:
     buffer = Buffer("a", DType.F32, (Poly.of(64),), (Poly.ONE,), "cpu")
     a, b = (Load(buffer, (X + k,)) for k in range(2))

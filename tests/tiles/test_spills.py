@@ -64,6 +64,15 @@ def test_less_is_fused_where_every_schedule_spills(monkeypatch: pytest.MonkeyPat
     assert any("operations, limit" in d.reason for d in graph.decisions if not d.accepted)
 
 
+def test_cosines_keep_their_kernel() -> None:
+    """Together with sines they spill two registers of 64, among two thousand instructions."""
+    e = onepass.explain(
+        lambda x: x.cos() + x.sin(), torch.empty(4096, 4096, device="meta"), target="sm_90", options=FREE
+    )
+    (graph,) = e.graphs
+    assert len(graph.kernels) == 1 and "4 warps" in graph.kernels[0].schedule
+
+
 @pytest.mark.parametrize("change", ["stores", "schedule"])
 def test_other_kernels_of_the_same_operations_start_anew(change: str) -> None:
     """Planned again, a group may store more or be of another kind: what its schedules spilled is not known then."""

@@ -64,7 +64,7 @@ def loads_bytes(loads: Iterable[Load]) -> int:
     found = 0
     for load in loads:
         steps = [math.gcd(*(c for monomial, c in p.terms if monomial)) for p in load.index]
-        between = tuple(p.offset % step if step else 0 for p, step in zip(load.index, steps, strict=True))
+        between = tuple(p.offset % step if step else p.offset for p, step in zip(load.index, steps, strict=True))
         places = starts.setdefault(tuple(p - p.offset for p in load.index), set())
         places.add(between)
         found = max(found, min(len(places) * load_bytes(load), storage_bytes(load.buffer)), load_bytes(load))

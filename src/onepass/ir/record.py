@@ -16,6 +16,7 @@ from typing import Any
 from .plan import Decision as Decision
 
 UNCOLLECTED = ("lower", "plan", "schedule", "emit")
+FEW_BYTES = 16  # spilled by a thread: a few registers do not matter (sine and cosine in one kernel spill two)
 
 
 @dataclass(slots=True)
@@ -28,6 +29,10 @@ class TrialRecord:
     spilled_bytes: int = 0
     chosen: bool = False
     problem: str = ""
+
+    @property
+    def spills(self) -> bool:
+        return self.spilled_bytes > FEW_BYTES
 
 
 @dataclass(slots=True)
