@@ -8,7 +8,7 @@ keep their limits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -105,7 +105,7 @@ class Resources:
     def _choice(self, name: str, planned: PlannedGraph) -> Schedule | None:
         """The first schedule that was not seen to spill; the one that spills least where all do."""
         seen = self._seen.get(_key(planned.names[name], planned), {})
-        for schedule in (candidates := self._candidates(name, planned) if seen else [None]):
+        for schedule in self._candidates(name, planned):
             found = seen.get(schedule)
             if found is None or not (found.spilled or found.crowded):
                 return schedule
@@ -113,11 +113,12 @@ class Resources:
                 fewer_loads = planned.neighbours(name, schedule).get(FEWER_LOADS, schedule)
                 less = seen.get(fewer_loads)
                 return fewer_loads if less is None or (not less.spilled and less.held > found.held) else schedule
-        return min(candidates, key=lambda schedule: seen[schedule].spilled)
+        return min(self._candidates(name, planned), key=lambda schedule: seen[schedule].spilled)
 
-    def _candidates(self, name: str, planned: PlannedGraph) -> list[Schedule | None]:
+    def _candidates(self, name: str, planned: PlannedGraph) -> Iterator[Schedule | None]:
         """The planned schedule, then smaller ones."""
-        return [None, *planned.smaller(name, _count(planned.names[name], planned.limits))]
+        yield None
+        yield from planned.smaller(name, _count(planned.names[name], planned.limits))
 
     def after(self, planned: PlannedGraph, kernels: Sequence[KernelRecord]) -> Limits:
         """The limits of the next plan; those of this one where it may stay."""
@@ -142,7 +143,7 @@ class Resources:
         self, kernels: Sequence[KernelRecord], name: str, schedule: Schedule | None, planned: PlannedGraph
     ) -> _Seen:
         """The facts of a group's kernels; a group with products has them in its first kernel."""
-        candidates = self._candidates(name, planned) if schedule else [schedule]
+        candidates = [*self._candidates(name, planned)] if schedule else [schedule]
         first, target, ruled = kernels[0], planned.target, schedule in candidates
         tried, products = candidates.index(schedule) if ruled else 0, planned.names[name].products
         held, wanted = (

@@ -51,7 +51,7 @@ def explained(
 
 def make_library_slow(patch: pytest.MonkeyPatch) -> None:
     """Kernels of ours wherever there can be one: the library's products and attention take a second each."""
-    for name in ("chooser.product_us", "contraction_rows.product_us", "library_attention.attention_us"):
+    for name in ("chooser.product_us", "library_attention.attention_us"):
         patch.setattr(f"onepass.planner.{name}", lambda *_: 1e6)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onepass.backend import record_compilations
-from onepass.planner import chooser, contraction_rows, contractions
+from onepass.planner import chooser, contractions
 from onepass.schedule import product_kernels as split
 from tests.checking import DEVICE
 from tests.chips import CHIPS
@@ -166,8 +167,8 @@ def test_long_sums(dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatc
 def test_columns_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """States of arg-max and variance that nothing has entered; in one kernel, whatever it costs on the chip."""
     monkeypatch.setattr(split, "_row_chunks", lambda *_: 7)
-    monkeypatch.setattr(contraction_rows, "library_and_one", lambda *_: (math.inf, 0.0))
-    monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
+    rows = replace(contractions.ROWS, without=lambda *_: (math.inf, 0.0))
+    monkeypatch.setattr(contractions, "REDUCED", (rows,))
 
     def function(x: Tensor, w: Tensor, keep: Tensor) -> tuple[Tensor, ...]:
         p = x @ w.t()

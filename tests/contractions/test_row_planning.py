@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
-import onepass.planner.contraction_rows as planning
 import onepass.planner.contractions as contractions
 from onepass.ir.target import find_target
 from tests.chips import CHIPS
@@ -189,8 +189,8 @@ SWEPT = [(log_sum_exp, 64), (arg_max, 128), (cross_entropy, 256), (log_sum_exp, 
 
 @pytest.fixture
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "library_and_one", lambda *_: (math.inf, 0.0))
-    monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
+    rows = replace(contractions.ROWS, without=lambda *_: (math.inf, 0.0))
+    monkeypatch.setattr(contractions, "REDUCED", (rows,))
 
 
 def fits(e: onepass.Explanation, target: str) -> None:

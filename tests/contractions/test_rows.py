@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import onepass.planner.contraction_rows as planning
 import onepass.planner.contractions as contractions
 from onepass.backend import record_compilations
 from tests.checking import DEVICE
@@ -26,8 +26,8 @@ PROGRAMS = {f"{kind} {name}": program for kind, programs in KINDS.items() for na
 @pytest.fixture(autouse=True)
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """These sizes are for an interpreter: what can be one kernel is one. What pays is `test_row_planning.py`."""
-    monkeypatch.setattr(planning, "library_and_one", lambda *_: (math.inf, 0.0))
-    monkeypatch.setattr(contractions, "try_tiles", lambda *_: None)
+    rows = replace(contractions.ROWS, without=lambda *_: (math.inf, 0.0))
+    monkeypatch.setattr(contractions, "REDUCED", (rows,))
 
 
 def together(function: Callable[..., object], *arguments: Tensor, absolute: float = 0.0) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import onepass
-import onepass.planner.contraction_states as planning
+import onepass.planner.contractions as planning
 from onepass.ir.target import find_target
 from tests.chips import CHIPS
 from tests.contractions.judging import products_left
@@ -140,8 +140,8 @@ def test_on_a_cpu_nothing_changes() -> None:
 
 @pytest.fixture
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    whatever = replace(planning.TILES, without=lambda *_: (math.inf, 0.0), rival=None)
-    monkeypatch.setattr(planning, "TILES", whatever)
+    tiles = replace(planning.TILES, without=lambda *_: (math.inf, 0.0), rival=None)
+    monkeypatch.setattr(planning, "REDUCED", (tiles, planning.ROWS))
 
 
 def with_bias(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:

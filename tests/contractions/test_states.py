@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import onepass.planner.contraction_states as planning
+import onepass.planner.contractions as planning
 from onepass.backend import record_compilations
 from tests.contractions.judging import interpreted, judge
 from tests.contractions.row_spellings import matrices
@@ -23,8 +23,8 @@ INFINITY, NAN = float("inf"), float("nan")
 @pytest.fixture(autouse=True)
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """These sizes are for an interpreter: what can leave states does. What pays is `test_state_planning.py`."""
-    whatever = replace(planning.TILES, without=lambda *_: (math.inf, 0.0), rival=None)
-    monkeypatch.setattr(planning, "TILES", whatever)
+    tiles = replace(planning.TILES, without=lambda *_: (math.inf, 0.0), rival=None)
+    monkeypatch.setattr(planning, "REDUCED", (tiles, planning.ROWS))
 
 
 def together(function: Callable[..., object], *arguments: Tensor) -> None:

@@ -73,16 +73,24 @@ def loads_bytes(loads: Iterable[Load]) -> int:
 
 def operation_cost(values: Iterable[Expr]) -> float:
     """Scalar work over all points: each node's cost times the points it is evaluated at."""
-    total = 0.0
-    for e in postorder(list(values)):
-        match e:
-            case Pointwise():
-                total += OPS[e.op].cost * numel(e.axes)
-            case Reduce():
-                total += MONOIDS[e.monoid].cost * numel(e.axes | frozenset(e.over))
-            case Random():
-                total += RANDOM_COST * numel(e.axes)
-    return total
+    return sum(work * numel(positions(e)) for e in postorder(list(values)) if (work := work_of(e)))
+
+
+def work_of(e: Expr) -> float:
+    """Scalar work of one node at one of its positions."""
+    match e:
+        case Pointwise():
+            return OPS[e.op].cost
+        case Reduce():
+            return MONOIDS[e.monoid].cost
+        case Random():
+            return RANDOM_COST
+    return 0.0
+
+
+def positions(e: Expr) -> frozenset[Axis]:
+    """The axes at whose positions a node is evaluated."""
+    return e.axes | frozenset(e.over) if isinstance(e, Reduce) else e.axes
 
 
 def power_above(size: int | None) -> int:

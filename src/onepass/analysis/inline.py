@@ -104,7 +104,16 @@ def exact(value: Expr) -> Expr:
 @lru_cache(maxsize=8192)
 def loaded(value: Expr) -> tuple[Buffer, ...]:
     """Buffers an expression reads, in order of first appearance."""
-    return tuple(dict.fromkeys(e.buffer for e in postorder([value]) if isinstance(e, Load)))
+    return tuple(loads_of([value]))
+
+
+def loads_of(values: Iterable[Expr]) -> dict[Buffer, list[Load]]:
+    """What is loaded of each buffer that values read, in order of first appearance."""
+    found: dict[Buffer, list[Load]] = {}
+    for e in postorder(values):
+        if isinstance(e, Load):
+            found.setdefault(e.buffer, []).append(e)
+    return found
 
 
 def identity_index(index: tuple[Poly, ...], axes: tuple[Axis, ...]) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..analysis.access import assumed_size, loads_bytes, operation_cost, storage_bytes
+from ..analysis.inline import loads_of
 from ..analysis.nest import opened
 from ..analysis.price import price
 from ..analysis.unify import unify
-from ..ir.expr import Expr, Load, postorder
+from ..ir.expr import Expr
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
@@ -77,11 +78,7 @@ def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int,
 
 def bytes_read(values: list[Expr]) -> int:
     """Bytes of the distinct elements the values load."""
-    reads: dict[Buffer, list[Load]] = {}
-    for e in postorder(values):
-        if isinstance(e, Load):
-            reads.setdefault(e.buffer, []).append(e)
-    return sum(map(loads_bytes, reads.values()))
+    return sum(map(loads_bytes, loads_of(values).values()))
 
 
 def _extern_record(step: Extern) -> ExternRecord:
@@ -96,7 +93,7 @@ def _extern_record(step: Extern) -> ExternRecord:
 
 def _minimum(program: Program, updates: list[Update]) -> int:
     """Each input that is used read once, each output and update written once."""
-    used = {e.buffer for e in postorder([d.value for d in program.defines()]) if isinstance(e, Load)}
+    used = {*loads_of(d.value for d in program.defines())}
     used |= {v.buffer for s in program.statements if isinstance(s, Extern) for v in _views((s.args, s.kwargs))}
     inputs = {b for b in program.inputs if isinstance(b, Buffer)}
     outputs = {v.buffer for v in _views(program.outputs)} - inputs

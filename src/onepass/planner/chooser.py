@@ -8,20 +8,20 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from ..analysis.access import numel, storage_bytes
+from ..analysis.access import numel, operation_cost, storage_bytes
 from ..analysis.answers import Answer
 from ..analysis.contraction import Contraction
-from ..analysis.inline import Inliner, Memo, loaded, reductions
+from ..analysis.inline import Inliner, Memo, loaded, loads_of, reductions
 from ..analysis.library_price import multiply_rate, product_us
 from ..analysis.nest import Refusal, opened
 from ..analysis.operands import operands, uncast
 from ..analysis.passes import passes, visited
 from ..analysis.price import MATRIX_ROWS
-from ..ir.expr import Load, postorder
-from ..ir.limits import OPERANDS, PRODUCTS
+from ..ir.limits import FOLLOWERS, OPERANDS, PRODUCTS
 from ..ir.plan import Chosen, Decision, Store
 from ..ir.program import Buffer, Define, Extern, Program
 from .close_calls import AROUND, CloseCalls, Judge, Times
+from .cost import predict_us
 from .parts import Parts
 from .reading import Reading
 from .regions import Region, Regions
@@ -37,12 +37,14 @@ Read: TypeAlias = Callable[[list[Store]], Contraction | list[Contraction] | Refu
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of region. `read`: its stores as nests of products. `without`: the predicted time without it, and what is
-    spared of what measuring would find. `ways`: how to speak of both. `rival`: the time of another kind of kernel."""
+    spared of what measuring would find; None: nothing would be found. `ways`: how to speak of both. `regions`:
+    around a product, the first to be tried first. `rival`: the time of another kind of kernel."""
 
     name: str
     read: Read
-    without: Callable[[Chooser, Defines, Defines], tuple[float, float]]
+    without: Callable[[Chooser, Defines, Defines], tuple[float, float | None]]
     ways: tuple[str, str] = ("in one kernel", AROUND)
+    regions: Callable[[Chooser, Define], Iterable[tuple[Defines, Defines]]] | None = None
     rival: Callable[[Chooser, Defines], float] | None = None
 
 
@@ -77,6 +79,13 @@ class Chooser(Reading):
             self.decisions.append(Decision(node, node, "product", False, reason))
         return not missing
 
+    def try_regions(self, kind: Kind, product: Define | None) -> bool:
+        """Make a kernel of the first region of a kind around a product that is better off as one."""
+        if product is None or kind.regions is None or product in self.taken or self.given_up([product]) >= FOLLOWERS:
+            return False
+        first = product.origin.node
+        return any(self.attempt(kind, m, a, (first, m[-1].origin.node)) for m, a in kind.regions(self, product))
+
     def attempt(
         self,
         kind: Kind,
@@ -107,8 +116,9 @@ class Chooser(Reading):
         reason = f"predicted {together:.1f} us {one}, {apart:.1f} us {other}"
         if together < apart and kind.rival is not None and (rival := kind.rival(self, members)) < together:
             return self.refuse(kind, names, f"{reason}, {rival:.1f} us in one kernel")
-        region, times = Region(members, again, chosen), Times(together, apart, spared, kind.ways)
+        region = Region(members, again, chosen)
         decision = Decision(*names, kind.name, together < apart, reason, apart - together)
+        times = None if spared is None else Times(together, apart, spared, kind.ways)
         return self.answer([region], decision, times)
 
     def refuse(self, kind: Kind, names: tuple[str, str], reason: str, saved_us: float = 0.0) -> bool:
@@ -116,8 +126,8 @@ class Chooser(Reading):
         self.decisions.append(Decision(*names, kind.name, False, reason, saved_us))
         return False
 
-    def answer(self, regions: Sequence[Region], decision: Decision, times: Times) -> bool:
-        """Keep a decision on regions, measured if it is close; those that are accepted are kernels."""
+    def answer(self, regions: Sequence[Region], decision: Decision, times: Times | None) -> bool:
+        """Keep a decision on regions, measured if times are given and close; those that are accepted are kernels."""
         members = tuple(d for r in regions for d in r.members)
         again = tuple(dict.fromkeys(d for r in regions for d in r.again))
         before = [r for r in self.regions if not {*r.members}.isdisjoint(members)]  # the kernels there were of them
@@ -127,7 +137,8 @@ class Chooser(Reading):
             wanted = [d.buffer for d in self.stored(members)]
             return self.parts.both_ways(regions, before, wanted, stored & {*again})
 
-        decision = self.close_calls.settle(decision, times, question)
+        if times is not None:
+            decision = self.close_calls.settle(decision, times, question)
         inside = (*members, *(d for d in again if d.buffer in self.product_of))
         moved = 2 * sum(storage_bytes(d.buffer) for d in inside if d not in stored)
         self.decisions.append(replace(decision, bytes_saved=moved if decision.accepted else 0))
@@ -235,7 +246,7 @@ class Chooser(Reading):
         for r in reductions(values):
             if (sides := operands(r)) is not None:
                 products += numel((*r.axes, *r.over)) / multiply_rate(sides[0].dtype, self.target)
-        buffers = {e.buffer for e in postorder(values) if isinstance(e, Load)} | {s.buffer for s in c.nest.stores}
+        buffers = {*loads_of(values), *(s.buffer for s in c.nest.stores)}
         memory = sum(map(storage_bytes, buffers)) / self.target.memory_bytes_per_us
         again = len(passes(c)) if c.reduces_columns and not c.held else 1
         return self.target.launch_us + max(
@@ -267,6 +278,15 @@ class Chooser(Reading):
                 total += self.target.launch_us
             total += (made + written) / self.target.memory_bytes_per_us
         return total
+
+    def library_and_one(self, members: Defines) -> tuple[float, float]:
+        """Predicted time of the library's products, and of one kernel for all that follows."""
+        others = [d for d in members if d.buffer not in self.product_of]
+        made, work = {d.buffer for d in others}, operation_cost(d.value for d in others)
+        read = dict.fromkeys(b for d in others for b in loaded(d.value) if b not in made)
+        moved = sum(map(storage_bytes, (*read, *(d.buffer for d in self.stored(members) if d in others))))
+        library = sum(product_us(d, self.target) for d in members if d not in others)
+        return library, predict_us(moved, work, 1, self.target)
 
 
 def _slowed(c: Contraction) -> float:

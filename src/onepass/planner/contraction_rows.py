@@ -10,34 +10,19 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from ..analysis.access import estimate, numel, storage_bytes
+from ..analysis.access import estimate, numel
 from ..analysis.inline import loaded, reductions
-from ..analysis.library_price import product_us
 from ..analysis.rows import arrange
-from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
-from ..ir.limits import FOLLOWERS
-from ..ir.monoids import MONOIDS
-from ..ir.ops import OPS
-from ..ir.program import Buffer, Define, Extern
+from ..ir.expr import Load, postorder
+from ..ir.program import Buffer, Define
 from .chooser import Chooser, Defines, Kind
-from .cost import predict_us
 
 MOST_MEMBERS, MOST_SEEN = 48, 256
 
 
-def try_rows(chooser: Chooser, extern: Extern) -> None:
-    """One product with reductions of its rows, and what else keeps rows apart."""
-    product = extern.contraction
-    if product is None or product in chooser.taken or chooser.given_up([product]) >= FOLLOWERS:
-        return
-    for members, again in _choices(chooser, product):
-        if chooser.attempt(ROWS, members, again, (product.origin.node, members[-1].origin.node)):
-            return
-
-
 def row_time(chooser: Chooser, product: Define) -> float:
     """The least predicted time of one kernel that reduces a product's rows; without end where there is none."""
-    return min((chooser.time_us(arrange, *choice) for choice in _choices(chooser, product)), default=math.inf)
+    return min((chooser.time_us(arrange, *region) for region in _regions(chooser, product)), default=math.inf)
 
 
 # --- the region ---
@@ -131,7 +116,7 @@ def _kind(define: Define, columns: dict[Buffer, int | None], rows: int) -> int |
     return None if over or len(found - {-1}) > 1 else kind
 
 
-def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[Defines, Defines]]:
+def _regions(chooser: Chooser, product: Define) -> Iterator[tuple[Defines, Defines]]:
     """Members of one kernel, with what they read computed again; else with less of it."""
     for column in (-1, -2):
         following = _region(chooser, product, len(product.dimensions) + column)
@@ -139,33 +124,8 @@ def _choices(chooser: Chooser, product: Define) -> Iterator[tuple[Defines, Defin
             yield from ((members, again) for again in chooser.ways_again(members))
 
 
-# --- its time ---
-
-
-def scalar_work(nodes: Iterable[Expr]) -> float:
-    """Scalar operations of point-wise values and reductions at all their points."""
-    total = 0.0
-    for e in nodes:
-        if isinstance(e, Pointwise):
-            total += OPS[e.op].cost * numel(e.axes)
-        elif isinstance(e, Reduce):
-            total += MONOIDS[e.monoid].cost * numel((*e.axes, *e.over))
-    return total
-
-
-def library_and_one(chooser: Chooser, members: Defines) -> tuple[float, float]:
-    """Predicted time of the library's products, and of one kernel for all that follows."""
-    products = [d for d in members if d.buffer in chooser.product_of]
-    others = [d for d in members if d not in products]
-    made = {d.buffer for d in others}
-    reads = dict.fromkeys(b for d in others for b in loaded(d.value) if b not in made)
-    written = [d.buffer for d in chooser.stored(members) if d not in products]
-    moved, work = sum(map(storage_bytes, (*reads, *written))), sum(scalar_work(postorder([d.value])) for d in others)
-    return sum(product_us(d, chooser.target) for d in products), predict_us(moved, work, 1, chooser.target)
-
-
 def _without(chooser: Chooser, members: Defines, _again: Defines) -> tuple[float, float]:
-    return sum(library_and_one(chooser, members)), 0.0
+    return sum(chooser.library_and_one(members)), 0.0
 
 
-ROWS = Kind("rows", arrange, _without, ("in one kernel", "by the library and one more"))
+ROWS = Kind("rows", arrange, _without, ("in one kernel", "by the library and one more"), _regions)

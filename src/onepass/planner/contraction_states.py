@@ -7,37 +7,32 @@ result anyway could reduce it in passing: then nothing is gained, and the predic
 
 from __future__ import annotations
 
-from ..analysis.access import numel, storage_bytes
+import math
+from collections.abc import Iterator
+
+from ..analysis.access import numel, operation_cost, storage_bytes
 from ..analysis.contraction import contract
 from ..analysis.inline import loaded, reductions
 from ..analysis.tile_states import contract_tiles
-from ..ir.expr import postorder
-from ..ir.limits import FOLLOWERS
-from ..ir.program import Buffer, Define, Extern
+from ..ir.program import Buffer, Define
 from .chooser import Chooser, Defines, Kind
-from .contraction_rows import MOST_MEMBERS, followers, joined, library_and_one, row_time, scalar_work
+from .contraction_rows import MOST_MEMBERS, followers, joined, row_time
 from .cost import predict_us
-
-
-def try_tiles(chooser: Chooser, extern: Extern) -> None:
-    """One product whose tiles leave states of the reductions that follow it."""
-    product = extern.contraction
-    if product is None or product in chooser.taken or chooser.given_up([product]) >= FOLLOWERS:
-        return
-    early, late = _region(chooser, product)
-    for region in dict.fromkeys(((*early, *late), early)):
-        if not any(reductions([d.value]) for d in region if d is not product):
-            continue
-        alone = tuple(sorted(region, key=chooser.order.__getitem__))
-        for members in dict.fromkeys((joined(chooser, alone, product), alone)):
-            if chooser.attempt(TILES, members, chooser.again(members), (product.origin.node, members[-1].origin.node)):
-                return
-
 
 # --- the region ---
 
 
-def _region(chooser: Chooser, product: Define) -> tuple[Defines, Defines]:
+def _regions(chooser: Chooser, product: Define) -> Iterator[tuple[Defines, Defines]]:
+    """All that follows from a product, or no more than what waits for none of its reductions."""
+    early, late = _followers(chooser, product)
+    for region in dict.fromkeys(((*early, *late), early)):
+        if any(reductions([d.value]) for d in region if d is not product):
+            alone = tuple(sorted(region, key=chooser.order.__getitem__))
+            for members in dict.fromkeys((joined(chooser, alone, product), alone)):
+                yield members, chooser.again(members)
+
+
+def _followers(chooser: Chooser, product: Define) -> tuple[Defines, Defines]:
     """The product, point-wise work on it, its reductions and what is made of these; and what waits for one of these
     reductions before it reads the product's positions again."""
     size = numel(product.axes)
@@ -65,22 +60,21 @@ def _region(chooser: Chooser, product: Define) -> tuple[Defines, Defines]:
 # --- without it ---
 
 
-def _without(chooser: Chooser, members: Defines, again: Defines) -> tuple[float, float]:
+def _without(chooser: Chooser, members: Defines, again: Defines) -> tuple[float, float | None]:
     """Predicted time of a product of the library, or with its point-wise work, and kernels around it; what reads the
-    product's result in any case may reduce it in passing."""
-    library, one = library_and_one(chooser, members)
-    large, others = _large(chooser, members), [d for d in members if d.buffer not in chooser.product_of]
-    outside = _outside(chooser, members)
-    passing = chooser.kernel_us((*others, *outside)) - chooser.kernel_us(outside) if outside else one
-    spared = min(one, max(0.0, one - passing))
-    total = library + one - spared
+    product's result in any case may reduce it in passing, which cannot be measured by itself."""
+    library, one = chooser.library_and_one(members)
+    large, outside = _large(chooser, members), _outside(chooser, members)
+    others = [d for d in members if d.buffer not in chooser.product_of]
+    if outside and (anyway := chooser.kernel_us(outside)) < math.inf:
+        one = min(one, max(0.0, chooser.kernel_us((*others, *outside)) - anyway))
+    total = library + one
     tail = _stored_tail(chooser, members, large)
-    if len(tail) < 2:
-        return total, spared
-    moved = sum(storage_bytes(d.buffer) for d in chooser.stored(tail))
-    work = sum(scalar_work(postorder([d.value])) for d in others if d not in tail)
-    own = chooser.time_us(contract, tail, again, total) + predict_us(moved, work, 1, chooser.target)
-    return min(total, own), spared
+    if len(tail) > 1:
+        moved = sum(storage_bytes(d.buffer) for d in chooser.stored(tail))
+        rest = predict_us(moved, operation_cost(d.value for d in others if d not in tail), 1, chooser.target)
+        total = min(total, chooser.time_us(contract, tail, again, total) + rest)
+    return total, None if outside else 0.0
 
 
 def _outside(chooser: Chooser, members: Defines) -> Defines:
@@ -114,4 +108,6 @@ def _whole_rows(chooser: Chooser, members: Defines) -> float:
     return swept - (chooser.kernel_us(outside) if (outside := _outside(chooser, members)) else 0.0)
 
 
-TILES = Kind("tiles", contract_tiles, _without, ("with states of tiles", "by the library and one more"), _whole_rows)
+TILES = Kind(
+    "tiles", contract_tiles, _without, ("with states of tiles", "by the library and one more"), _regions, _whole_rows
+)

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from ..analysis.access import flat_offset, numel, storage_bytes
 from ..analysis.contraction import DIFFERENT_AXES, contract
-from ..analysis.inline import reductions
+from ..analysis.inline import loads_of, reductions
 from ..analysis.nest import Refusal
-from ..ir.expr import Load, postorder
 from ..ir.limits import FOLLOWERS
 from ..ir.plan import Decision
 from ..ir.poly import Axis, Poly
@@ -25,13 +24,14 @@ from .chooser import Chooser, Defines, Kind
 from .close_calls import Judge
 from .contraction_chains import between, is_short, tails
 from .contraction_families import try_families
-from .contraction_rows import followers, try_rows
-from .contraction_states import try_tiles
+from .contraction_rows import ROWS, followers
+from .contraction_states import TILES
 from .library_attention import Offer, call, offered
 from .reading import MOST_MEMBERS, UNPACKED_ROWS
 from .regions import Regions
 from .setting import Setting
 
+REDUCED = TILES, ROWS  # the kinds of regions with reductions of a product's result
 MOST_RESULTS = 3  # of point-wise work on one product
 NEARLY = 1.1  # storing what could be computed inside takes memory, and a stored mask bounds no sweep
 
@@ -47,8 +47,8 @@ def choose_contractions(program: Program, setting: Setting, judge: Judge | None 
         if extern.contraction in short:
             _try_chain(chooser, extern)
     for extern in chooser.products:
-        try_tiles(chooser, extern)
-        try_rows(chooser, extern)
+        for kind in REDUCED:
+            chooser.try_regions(kind, extern.contraction)
     for extern in chooser.products:
         _try_alone(chooser, extern)
     join_beside(chooser)
@@ -136,12 +136,11 @@ def _part_size(chooser: Chooser, last: Define) -> int:
     places: set[Poly] = set()
     for d in readers:
         own = {a: Axis(f"d{k}", a.extent) for k, a in enumerate(d.dimensions)}
-        for e in postorder([d.value]):
-            if isinstance(e, Load) and e.buffer is last.buffer:
-                offset = flat_offset(e.buffer, e.index).substitute({a: new.poly() for a, new in own.items()})
-                if not own or offset.coefficient(own[d.dimensions[-1]]) is not Poly.ONE:
-                    return 0
-                places.add(offset)
+        for e in loads_of([d.value])[last.buffer]:
+            offset = flat_offset(e.buffer, e.index).substitute({a: new.poly() for a, new in own.items()})
+            if not own or offset.coefficient(own[d.dimensions[-1]]) is not Poly.ONE:
+                return 0
+            places.add(offset)
     return size if len(places) * size <= numel(last.axes) else 0
 
 

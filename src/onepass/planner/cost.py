@@ -7,16 +7,13 @@ the program's outer axes, once for all sweeps (dear ones are kept in scratch).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..analysis.access import RANDOM_COST, estimate, flat_offset, loads_bytes, storage_bytes
+from ..analysis.access import estimate, flat_offset, loads_bytes, numel, positions, storage_bytes, work_of
+from ..analysis.inline import loads_of
 from ..analysis.nest import Nest, opened
-from ..ir.expr import Const, Expr, Index, Load, Pointwise, Random, Reduce, postorder
-from ..ir.monoids import MONOIDS
-from ..ir.ops import OPS
+from ..ir.expr import Const, Expr, Index, Reduce, postorder
 from ..ir.poly import Axis, Poly
-from ..ir.program import Buffer
 from ..ir.schedule import Schedule
 from ..ir.target import Target
 
@@ -43,24 +40,18 @@ class Cost:
 def nest_cost(nest: Nest, target: Target) -> Cost:
     """The cost of a nest as one group."""
     outer = frozenset(nest.outer)
-    reads: dict[Buffer, list[Load]] = {}
     vector = _vector(nest)
     shared = 1 if vector is None else max(1, min(THREAD if target.warp else LOOP, estimate(vector.extent)))
     operations, nodes = 0.0, 0
     opened_values = opened(nest)
     for e in postorder(opened_values):
         nodes += 1
-        match e:
-            case Load():
-                reads.setdefault(e.buffer, []).append(e)
-            case Pointwise():
-                operations += OPS[e.op].cost * _points(e.axes | outer) / (1 if vector in e.axes else shared)
-            case Random():
-                operations += RANDOM_COST * _points(e.axes | outer) / (1 if vector in e.axes else shared)
-            case Reduce():
-                operations += MONOIDS[e.monoid].cost * _points(e.axes | outer | frozenset(e.over))
+        if work := work_of(e):
+            alone = isinstance(e, Reduce) or vector in e.axes
+            operations += work * numel(positions(e) | outer) / (1 if alone else shared)
     written = sum(storage_bytes(s.buffer) for s in nest.stores)
     launches = 2 if nest.split is not None else 1
+    reads = loads_of(opened_values)
     buffers = len(reads) + len(nest.stores)
     read = sum(map(loads_bytes, reads.values()))
     moved = read + written
@@ -96,10 +87,3 @@ def predict_us(moved_bytes: int, operations: float, launches: int, target: Targe
     memory = moved_bytes / target.memory_bytes_per_us
     compute = operations / target.operations_per_us
     return launches * target.launch_us + compute + memory - 0.9 * min(compute, memory)
-
-
-def _points(axes: Iterable[Axis]) -> int:
-    total = 1
-    for a in axes:
-        total *= estimate(a.extent)
-    return total

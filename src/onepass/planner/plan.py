@@ -10,16 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from ..analysis.access import numel, storage_bytes
-from ..analysis.inline import reductions
-from ..analysis.nest import Refusal
-from ..ir.expr import Expr, Load, Pointwise, Random, postorder
-from ..ir.ops import OPS
+from ..analysis.access import numel, storage_bytes, work_of
+from ..analysis.inline import loads_of, reductions
+from ..ir.expr import Load, postorder
 from ..ir.plan import Decision, FusionPlan, Group, Store
 from ..ir.program import Define, Extern
 from ..ir.schedule import Schedule
 from .memory import eager_peak, plan_peak
-from .priced_groups import PricedGroups
+from .priced_groups import PricedGroups, failing
 from .recompute import recompute
 from .regions import Regions
 from .setting import Setting
@@ -89,19 +87,15 @@ class Planner(PricedGroups):
 
     def _reads_once(self, define: Define, user: int) -> bool:
         """The reader loads it at one index, in range, and not many times over."""
-        loads: dict[Load, Define] = {}
-        for d in self.graph.members[user]:
-            if define.buffer in self.graph.reads[d]:
-                for e in postorder([d.value]):
-                    if isinstance(e, Load) and e.buffer is define.buffer:
-                        loads[e] = d
+        readers = [d for d in self.graph.members[user] if define.buffer in self.graph.reads[d]]
+        loads = {e: d for d in readers for e in loads_of([d.value])[define.buffer]}
         if len(loads) != 1:
             return False
         ((load, reader),) = loads.items()
-        if may_fail(define.value) and load.axes and not _plain(load):
+        if failing(postorder([define.value])) and load.axes and not _plain(load):
             return False
         points = max([numel(reader.axes), *(numel(r.axes | frozenset(r.over)) for r in reductions([reader.value]))])
-        return element_cost(define.value) <= CHEAP_COST or points <= 2 * max(1, numel(define.axes))
+        return sum(map(work_of, postorder([define.value]))) <= CHEAP_COST or points <= 2 * max(1, numel(define.axes))
 
     # --- the queue ---
 
@@ -215,26 +209,16 @@ class Planner(PricedGroups):
     # --- result ---
 
     def _group(self, number: int, stores: tuple[Store, ...]) -> Group:
-        members = tuple(self.graph.members[number])
         chosen = self.locked[number].chosen if number in self.locked else None
-        return Group(stores, members, chosen.schedule if chosen is not None else self._schedule(number, stores))
+        schedule = chosen.schedule if chosen is not None else self._schedule(number)
+        return Group(stores, tuple(self.graph.members[number]), schedule)
 
-    def _schedule(self, number: int, stores: tuple[Store, ...]) -> Schedule | None:
+    def _schedule(self, number: int) -> Schedule | None:
         """How a group runs; on a GPU with the sizes of tiles that are priced lowest."""
-        members, cost = self.graph.members[number], self.cost(number)
-        if cost is None or not self.target.warp:
-            return cost.schedule if cost is not None else None
-        target, stored = (
-            self.setting.limits.narrowed(self.target, members),
-            {*self.graph.stored(members, frozenset((number,)))},
-        )
-        bound = self.consider(members, frozenset((number,))).cost
-        assert bound is not None
-        about = "schedule", target
-        chosen = self.setting.answers.ask(
-            about, members, stored, lambda: self.setting.choose(stores, target, bound.time_us, True)
-        ).value
-        return cost.schedule if isinstance(chosen, Refusal) else chosen.schedule
+        cost = self.cost(number)
+        if cost is not None and self.target.warp:
+            cost = self.price(self.graph.members[number], frozenset((number,)), neighbours=True).cost or cost
+        return cost.schedule if cost is not None else None
 
     def steps(self) -> tuple[Group | Extern, ...]:
         """Groups and externs in dependency order, program order where free."""
@@ -261,25 +245,6 @@ class Planner(PricedGroups):
 def plan_fusion(regions: Regions, setting: Setting) -> FusionPlan:
     """The fusion plan of a program, its matrix products decided on."""
     return Planner(regions, setting).run()
-
-
-def element_cost(value: Expr) -> float:
-    """Work per element of a point-wise value."""
-    total = 0.0
-    for e in postorder([value]):
-        if isinstance(e, Pointwise):
-            total += OPS[e.op].cost
-        elif isinstance(e, Random):
-            total += 14.0
-    return total
-
-
-def may_fail(value: Expr) -> bool:
-    """Whether evaluating it can raise (integer division, checked index)."""
-    return any(
-        isinstance(e, Pointwise) and OPS[e.op].integer_raises and not e.args[0].dtype.is_float
-        for e in postorder([value])
-    )
 
 
 def _plain(load: Load) -> bool:

@@ -5,13 +5,15 @@ One legality function; a bound on the time for what is only considered, the pric
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, postorder
 from ..ir.ops import OPS
-from ..ir.plan import Store
+from ..ir.plan import Chosen, Store
 from ..ir.poly import in_range
 from ..ir.program import Define
 from ..ir.target import Target
@@ -19,6 +21,8 @@ from .cost import Cost, nest_cost
 from .groups import GroupGraph
 from .regions import Regions
 from .setting import Setting
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,20 @@ class PricedGroups:
 
     def consider(self, members: list[Define], group: frozenset[int]) -> Verdict:
         """The one legality function: nest, buffers, size."""
+        return self._ask("verdict", members, group, self._verdict)
+
+    def _ask(
+        self,
+        about: Hashable,
+        members: list[Define],
+        group: frozenset[int],
+        answer: Callable[[tuple[Store, ...], Target], T],
+    ) -> T:
+        """What is found of the stores of a group, or was found of those of an equal one."""
         target = self.setting.limits.narrowed(self.target, members)
-        stored = {*self.graph.stored(members, group)}
-        answer = self.setting.answers.ask(
-            target, members, stored, lambda: self._verdict(self.graph.stores(members, group), target)
-        )
-        return answer.value
+        stored, graph = {*self.graph.stored(members, group)}, self.graph
+        ask = self.setting.answers.ask
+        return ask((about, target), members, stored, lambda: answer(graph.stores(members, group), target)).value
 
     def _verdict(self, stores: tuple[Store, ...], target: Target) -> Verdict:
         if not stores:
@@ -74,19 +86,17 @@ class PricedGroups:
             return Verdict(None, f"{cost.nodes} operations, limit {self.target.operations_per_kernel}")
         return Verdict(cost, "")
 
-    def price(self, members: list[Define], group: frozenset[int]) -> Verdict:
-        """The same with the time of the kernel that would run."""
+    def price(self, members: list[Define], group: frozenset[int], neighbours: bool = False) -> Verdict:
+        """The same with the time of the kernel that would run. `neighbours`: with other sizes of its tiles, too."""
         verdict = self.consider(members, group)
         if verdict.cost is None or not verdict.cost.launches:
             return verdict
-        bound, target = verdict.cost, self.setting.limits.narrowed(self.target, members)
-        stored = {*self.graph.stored(members, group)}
-        chosen = self.setting.answers.ask(
-            ("price", target),
-            members,
-            stored,
-            lambda: self.setting.choose(self.graph.stores(members, group), target, bound.time_us, False),
-        ).value
+        bound = verdict.cost
+
+        def choose(stores: tuple[Store, ...], target: Target) -> Chosen | Refusal:
+            return self.setting.choose(stores, target, bound.time_us, neighbours)
+
+        chosen = self._ask(("price", neighbours), members, group, choose)
         if isinstance(chosen, Refusal):
             return Verdict(None, chosen.reason)
         time_us = chosen.time_us + (0.0 if self.target.warp else bound.time_us)
@@ -111,8 +121,13 @@ def masked_failure(values: list[Expr]) -> str | None:
     nodes = list(postorder(values))
     if not any(isinstance(e, Load) and _is_masked(e) for e in nodes):
         return None
-    failing = [e for e in nodes if isinstance(e, Pointwise) and OPS[e.op].integer_raises and not e.dtype.is_float]
-    return None if all(_is_inside_when_masked(e) for e in failing) else "it may raise outside its region"
+    return None if all(map(_is_inside_when_masked, failing(nodes))) else "it may raise outside its region"
+
+
+def failing(nodes: Iterable[Expr]) -> list[Pointwise]:
+    """Nodes whose evaluation can raise (integer division, checked index)."""
+    found = (e for e in nodes if isinstance(e, Pointwise))
+    return [e for e in found if OPS[e.op].integer_raises and not e.args[0].dtype.is_float]
 
 
 def _is_masked(load: Load) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from ..analysis.access import RANDOM_COST, load_bytes, numel, storage_bytes
-from ..analysis.inline import loaded, reductions
-from ..ir.expr import Expr, Load, Pointwise, Random, postorder
-from ..ir.ops import CASTS, OPS
+from ..analysis.access import load_bytes, numel, storage_bytes, work_of
+from ..analysis.inline import loaded, loads_of, reductions
+from ..ir.expr import Expr, Load, Pointwise, postorder
+from ..ir.ops import CASTS
 from ..ir.program import Buffer, Define, Extern, Program, Update
 from .links import Links, things
 
@@ -169,8 +169,7 @@ class Reading:
 
     def positions_beside(self, define: Define, product: Define) -> int:
         """Positions of a product along which what it reads does not vary."""
-        loads = [e for e in postorder([product.value]) if isinstance(e, Load) and e.buffer is define.buffer]
-        along = {a for e in loads for a in e.axes}
+        along = {a for e in loads_of([product.value])[define.buffer] for a in e.axes}
         return numel([a for a in product.axes if a not in along])
 
 
@@ -193,7 +192,3 @@ def _growth(define: Define) -> float:
     if not isinstance(value, Load) or not all(p.is_plain for p in value.index):
         return 0.0
     return storage_bytes(define.buffer) / max(1, load_bytes(value))
-
-
-def work_of(e: Expr) -> float:
-    return OPS[e.op].cost if isinstance(e, Pointwise) else RANDOM_COST if isinstance(e, Random) else 0.0

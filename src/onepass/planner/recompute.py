@@ -7,8 +7,7 @@ instead, which is small. Both ways are priced and the cheaper one stays.
 from __future__ import annotations
 
 from ..analysis.access import loads_bytes, storage_bytes
-from ..analysis.inline import loaded, reductions
-from ..ir.expr import Load, postorder
+from ..analysis.inline import loads_of, reductions
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define
 from .priced_groups import PricedGroups
@@ -115,8 +114,7 @@ def _most_saved(groups: PricedGroups, define: Define, number: int, chain: list[D
 
 def _bytes(defines: list[Define], buffer: Buffer) -> int:
     """Bytes of a buffer that definitions read."""
-    loads = [e for d in defines if buffer in loaded(d.value) for e in postorder([d.value]) if isinstance(e, Load)]
-    return loads_bytes(e for e in loads if e.buffer is buffer)
+    return loads_bytes(e for d in defines for e in loads_of([d.value]).get(buffer, ()))
 
 
 def _absorb(groups: PricedGroups, define: Define, chain: list[Define], users: list[int]) -> None:

@@ -7,8 +7,7 @@ the very index that is written. Anything else keeps its own buffer and is copied
 from __future__ import annotations
 
 from ..analysis.access import is_dense, storage_bytes
-from ..analysis.inline import identity_index, loaded, reductions
-from ..ir.expr import Load, postorder
+from ..analysis.inline import identity_index, loaded, loads_of, reductions
 from ..ir.plan import Decision, Group
 from ..ir.program import Buffer, Extern, Program, Update
 from .links import things
@@ -68,8 +67,8 @@ def _obstacle(
 
 def _read_elsewhere(group: Group, target: Buffer) -> str | None:
     for store in group.stores:
-        reads = [e for e in postorder([store.value]) if isinstance(e, Load) and e.buffer is target]
-        if not reads:
+        reads = loads_of([store.value]).get(target)
+        if reads is None:
             continue
         if any(reductions([s.value]) for s in group.stores):
             return SWEEPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -25,7 +25,7 @@ from .complete import completed
 from .neighbours import STEPS, moved, moved_chunk, step_text
 from .product_kernels import schedule_products
 from .product_schedules import candidates
-from .split import first_part, split, unfinished
+from .split import chunk_size, first_part, split, unfinished
 from .walk import nest_kernel, ruled
 from .workspace import Workspace
 
@@ -44,8 +44,9 @@ def schedule_group(group: Group, target: Target, name: str) -> ScheduledGroup:
 
 
 def _without(group: Group, target: Target, name: str) -> ScheduledGroup:
-    way = group.schedule.way if group.schedule is not None else 0
-    return build(_ways(group.stores, target)[way], target, name, group.origins, group.schedule)
+    found = _ways(group.stores, target)
+    schedule = group.schedule or _ruled(found[0], target, 0)
+    return build(found[schedule.way], target, name, group.origins, schedule)
 
 
 def _with_products(group: Group, target: Target, name: str) -> ScheduledGroup:
@@ -109,8 +110,7 @@ def _moved(nest: Nest, target: Target, schedule: Schedule, name: str, times: int
     if nest.split is not None:
         size = max(1, schedule.factor(nest.split).chunk)
         if name == "chunk" and (other := moved_chunk(size, nest.split, times)) != size:
-            head = first_part(nest, nest.split, other, Workspace("k", ""))
-            return replace(ruled(head, target, other), way=schedule.way)
+            return _ruled(nest, target, schedule.way, other)
         nest = first_part(nest, nest.split, size, Workspace("k", ""))
     return moved(schedule, nest, target, name, times) if target.warp else schedule
 
@@ -135,7 +135,7 @@ def smaller(group: Group, target: Target, count: int) -> list[Schedule]:
     for k in range(1, count + 1):
         held, each = target.held_elements >> (2 * k - 2), target.thread_elements >> (k + 1)
         less = replace(target, held_elements=held, thread_elements=each, registers=target.registers >> k)
-        found.append(replace(build(nest, less, "k", ()).kernels[0].schedule, way=way))
+        found.append(_ruled(nest, less, way))
     return found
 
 
@@ -151,46 +151,16 @@ def choose(stores: Iterable[Store], target: Target, bound_us: float, others: boo
     found = ways(stores, target)
     if isinstance(found, Refusal):
         return found
-    best: Chosen | None = None
-    for way, each in _candidates(found, target):
-        chosen = _priced(stores, target, way, each)
-        if best is None or chosen.time_us < best.time_us:
-            best = chosen
-        if best.time_us <= NEAR * bound_us:
-            return best
-    assert best is not None
+    each = (_priced(stores, target, schedule) for schedule in _candidates(found, target))
+    best = _first_best(each, 1.0, lambda time_us: time_us <= NEAR * bound_us)
     while others and best.time_us > max(FAR_ABOVE * bound_us, SHORT_US):
         beside = neighbours(Group(stores, (), best.schedule), target)
-        each_priced = [_priced(stores, target, s.way, False, s) for text, s in beside.items() if "stages" not in text]
-        fastest = min(each_priced, key=lambda c: c.time_us, default=best)
+        priced = [_priced(stores, target, s) for change, s in beside.items() if "stages" not in change]
+        fastest = min(priced, key=lambda c: c.time_us, default=best)
         if fastest.time_us >= GAIN * best.time_us:
             break
         best = fastest
     return best
-
-
-@lru_cache(maxsize=512)
-def _priced(
-    stores: tuple[Store, ...], target: Target, way: int, each: bool, schedule: Schedule | None = None
-) -> Chosen:
-    """One way to run stores, built for its price."""
-    built = build(_ways(stores, target)[way], target, "k", (), schedule, each)
-    chosen = replace(built.kernels[0].schedule, way=way)
-    return Chosen(chosen, tuple(price(k, target) for k in built.kernels))
-
-
-def _candidates(found: list[Nest], target: Target) -> Iterator[tuple[int, bool]]:
-    """Ways to number programs; of a split over rows, too, a program for each row."""
-    for way, nest in enumerate(found):
-        yield way, False
-        inner = [c for c in nest.classes if c not in nest.outer and c is not nest.split]
-        if (
-            nest.split is not None
-            and inner
-            and target.warp
-            and not any(map(nest.carried, unfinished(nest, nest.split)))
-        ):
-            yield way, True
 
 
 def choose_products(found: Sequence[Contraction], target: Target, limit_us: float = math.inf) -> Chosen:
@@ -199,31 +169,58 @@ def choose_products(found: Sequence[Contraction], target: Target, limit_us: floa
     Several contractions have nothing in common but their launch.
     """
     sides = [candidates(c, target, n) for c, n in zip(found, _others(found), strict=True)]
+
+    def priced() -> Iterator[Chosen]:
+        for schedules in itertools.islice(itertools.zip_longest(*sides), MOST_CANDIDATES):
+            own = [s or side[-1] for s, side in zip(schedules, sides, strict=True)]
+            yield _chosen(schedule_products(found, target, "k", (), own), target)
+
+    return _first_best(priced(), PREFERRED, lambda time_us: time_us > FAR * limit_us)
+
+
+def _first_best(found: Iterable[Chosen], preferred: float, ends: Callable[[float], bool]) -> Chosen:
+    """The fastest, up to the first best time that `ends` the search; a later one must be below that part of it."""
     best: Chosen | None = None
-    for schedules in itertools.islice(itertools.zip_longest(*sides), MOST_CANDIDATES):
-        own = [s or side[-1] for s, side in zip(schedules, sides, strict=True)]
-        kernels = schedule_products(found, target, "k", (), own).kernels
-        chosen = Chosen(kernels[0].schedule, tuple(price(k, target) for k in kernels))
-        if best is None or chosen.time_us < PREFERRED * best.time_us:
+    for chosen in found:
+        if best is None or chosen.time_us < preferred * best.time_us:
             best = chosen
-        if best.time_us > FAR * limit_us:
+        if ends(best.time_us):
             break
     assert best is not None
     return best
 
 
-def build(
-    nest: Nest,
-    target: Target,
-    name: str,
-    origins: tuple[Origin, ...],
-    schedule: Schedule | None = None,
-    each: bool = False,
-) -> ScheduledGroup:
-    """The kernels of a nest. `schedule`: of the first of them, else the rules of the target say.
+@lru_cache(maxsize=512)
+def _priced(stores: tuple[Store, ...], target: Target, schedule: Schedule) -> Chosen:
+    """One way to run stores, built for its price."""
+    return _chosen(build(_ways(stores, target)[schedule.way], target, "k", (), schedule), target)
 
-    `each`: every position of a split has a program.
-    """
+
+def _chosen(built: ScheduledGroup, target: Target) -> Chosen:
+    return Chosen(built.kernels[0].schedule, tuple(price(k, target) for k in built.kernels))
+
+
+def _candidates(found: list[Nest], target: Target) -> Iterator[Schedule]:
+    """Ways to number programs; of a split over rows, too, a program for each row."""
+    for way, nest in enumerate(found):
+        yield _ruled(nest, target, way)
+        inner = {*nest.classes} - {*nest.outer, nest.split}
+        if nest.split is None or not inner or not target.warp:
+            continue
+        if not any(map(nest.carried, unfinished(nest, nest.split))):
+            yield _ruled(nest, target, way, 1)
+
+
+def _ruled(nest: Nest, target: Target, way: int, chunk: int = 0) -> Schedule:
+    """How the first kernel of a nest runs as the rules of the target say. `chunk`: of its split; 0: as they say."""
+    if nest.split is not None:
+        chunk = chunk or chunk_size(nest, nest.split, target)
+        nest = first_part(nest, nest.split, chunk, Workspace("k", ""))
+    return replace(ruled(nest, target, chunk), way=way)
+
+
+def build(nest: Nest, target: Target, name: str, origins: tuple[Origin, ...], schedule: Schedule) -> ScheduledGroup:
+    """The kernels of a nest. `schedule`: of the first of them."""
     if nest.split is None:
         return ScheduledGroup((nest_kernel(nest, target, name, origins, schedule),))
-    return split(nest, nest.split, origins, target, name, schedule, each)
+    return split(nest, nest.split, origins, target, name, schedule)

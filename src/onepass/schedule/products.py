@@ -16,7 +16,7 @@ from ..analysis.access import estimate, numel, power_above, storage_bytes
 from ..analysis.bounds import assuming, find_bound, find_ranges, needed
 from ..analysis.contraction import Contraction
 from ..analysis.formulas import ALWAYS, Every, Formula, Positive, some
-from ..analysis.inline import reductions
+from ..analysis.inline import loads_of, reductions
 from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.passes import Pass, passes
@@ -24,7 +24,7 @@ from ..analysis.rows import row_reductions
 from ..analysis.visits import RowTile, usually_grows
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, postorder, substitute_axes
+from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, substitute_axes
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Buffer, Origin
@@ -527,4 +527,4 @@ class ProductScheduler(MatrixTiles):
 
 
 def _read(stores: Iterable[NestStore]) -> tuple[Buffer, ...]:
-    return tuple(dict.fromkeys(e.buffer for e in postorder([s.value for s in stores]) if isinstance(e, Load)))
+    return tuple(loads_of(s.value for s in stores))

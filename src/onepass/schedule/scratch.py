@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..analysis.access import RANDOM_COST
-from ..ir.expr import Expr, Load, Part, Pointwise, Random, postorder
+from ..analysis.access import work_of
+from ..ir.expr import Expr, Load, Part, Reduce, postorder
 from ..ir.kernel import Local
-from ..ir.ops import OPS
 from ..ir.poly import Axis, Poly, product
 from .builder import Kept
 from .leaf import Item, Leaf, cuts
@@ -58,16 +57,8 @@ def _topmost(values: Sequence[Expr], made: set[Expr]) -> list[Expr]:
 
 def recompute_cost(value: Expr) -> float:
     """Work to compute one element again, reductions finished."""
-    total = 0.0
-    for e in postorder([value], into_reductions=False):
-        match e:
-            case Pointwise():
-                total += OPS[e.op].cost
-            case Random():
-                total += RANDOM_COST
-            case Load():
-                total += LOAD_COST
-    return total
+    nodes = postorder([value], into_reductions=False)
+    return sum(LOAD_COST if isinstance(e, Load) else work_of(e) for e in nodes if not isinstance(e, Reduce))
 
 
 def linear(axes: Sequence[Axis]) -> Poly:

@@ -32,19 +32,13 @@ def unfinished(nest: Nest, axis: Axis) -> list[Reduce]:
 
 
 def split(
-    nest: Nest,
-    axis: Axis,
-    origins: tuple[Origin, ...],
-    target: Target,
-    name: str,
-    schedule: Schedule | None,
-    each: bool,
+    nest: Nest, axis: Axis, origins: tuple[Origin, ...], target: Target, name: str, schedule: Schedule
 ) -> ScheduledGroup:
-    size = max(1, schedule.factor(axis).chunk) if schedule is not None else 0
-    size = size or (1 if each else _chunk_size(nest, axis, unfinished(nest, axis), target))
+    """The kernels of a split nest; the first of them runs by the schedule."""
+    size, ends = max(1, schedule.factor(axis).chunk), unfinished(nest, axis)
     workspace = Workspace(name, nest.stores[0].buffer.device)
-    head, ends = first_part(nest, axis, size, workspace), unfinished(nest, axis)
-    kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule, size)
+    head = first_part(nest, axis, size, workspace)
+    kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule)
     tail = workspace.finish(nest, (s for s in nest.stores if not {*ends}.isdisjoint(direct_reductions([s.value]))))
     finish = nest_kernel(tail, target, f"{name}_finish", origins)
     return ScheduledGroup((kernel, finish), tuple(workspace.buffers))
@@ -79,9 +73,9 @@ def _share(nest: Nest, reduce: Reduce, axis: Axis) -> list[Expr]:
     return list(inputs)
 
 
-def _chunk_size(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> int:
-    """Positions of the split class that one program takes."""
-    if any(nest.carried(r) for r in ends):
+def chunk_size(nest: Nest, axis: Axis, target: Target) -> int:
+    """Positions of the split class that one program takes, as the rules say."""
+    if any(map(nest.carried, unfinished(nest, axis))):
         inner = [c for c in nest.classes if c not in (*nest.outer, axis)]
         each = max(1, min(4, CARRIED_ELEMENTS // tile_elements(inner))) if target.warp else 2
         return max(CARRIED_ROWS, -(-estimate(axis.extent) // (each * target.processors)))

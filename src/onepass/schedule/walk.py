@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..analysis.access import estimate
-from ..analysis.inline import reductions
+from ..analysis.inline import loads_of, reductions
 from ..analysis.nest import Nest, direct_reductions
 from ..analysis.refine import polys_of
-from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
+from ..ir.expr import Expr, Reduce, substitute_axes
 from ..ir.kernel import Accumulate, Accumulator, Kernel, Start, WriteLocal
 from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Origin
@@ -30,17 +30,14 @@ from .tiles import Tiles
 
 
 def nest_kernel(
-    nest: Nest, target: Target, name: str, origins: tuple[Origin, ...], schedule: Schedule | None = None, chunk: int = 0
+    nest: Nest, target: Target, name: str, origins: tuple[Origin, ...], schedule: Schedule | None = None
 ) -> Kernel:
-    """The kernel of a nest. `schedule`: how it runs, else the rules of the target say.
-
-    `chunk`: positions of the split class that one program takes.
-    """
-    return Walker(nest, target, schedule or ruled(nest, target, chunk)).build(name, origins)
+    """The kernel of a nest. `schedule`: how it runs, else the rules of the target say."""
+    return Walker(nest, target, schedule or ruled(nest, target)).build(name, origins)
 
 
 def ruled(nest: Nest, target: Target, chunk: int = 0) -> Schedule:
-    """How a nest runs as the rules of the target say."""
+    """How a nest runs as the rules of the target say. `chunk`: positions of the split class that one program takes."""
     return (tile_schedule if target.warp else lane_schedule)(nest, target, chunk)
 
 
@@ -60,7 +57,7 @@ class Walker:
         domains = [s.domain for s in stores] + [self.nest.domain_of(r) for r in reductions(values)]
         kernel = Kernel(
             name=name,
-            reads=tuple(dict.fromkeys(e.buffer for e in postorder(values) if isinstance(e, Load))),
+            reads=tuple(loads_of(values)),
             writes=tuple(s.buffer for s in stores),
             symbols=kernel_symbols(self.nest),
             grid=tuple(self.leaf.grid),
@@ -259,7 +256,6 @@ def kernel_symbols(nest: Nest) -> tuple[Symbol, ...]:
     values = [s.value for s in nest.stores]
     polys = [p for s in nest.stores for p in (*s.index, *s.buffer.strides, *(b for r in s.region for b in r[1:]))]
     polys += [a.extent for a in (*nest.classes, *nest.bound)] + list(polys_of(values))
-    for e in postorder(values):
-        if isinstance(e, Load):
-            polys += (*e.buffer.strides, *e.buffer.shape)
+    for buffer in loads_of(values):
+        polys += (*buffer.strides, *buffer.shape)
     return tuple(sorted({s for p in polys for s in p.symbols()}, key=lambda s: s.name))
