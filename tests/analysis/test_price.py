@@ -124,16 +124,16 @@ def test_the_plan_carries_the_schedule_that_was_priced() -> None:
     from onepass.schedule import group as scheduling
 
     seen: list[tuple[str, str]] = []
-    chosen = scheduling._scheduled
+    chosen = scheduling._without
 
-    def watch(group: Any, target: Any, name: str, choice: Any) -> Any:
-        built = chosen(group, target, name, choice)
+    def watch(group: Any, target: Any, name: str) -> Any:
+        built = chosen(group, target, name)
         if group.schedule is not None:
             seen.append((str(group.schedule), str(built.kernels[0].schedule)))
         return built
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduling, "_scheduled", watch)
+        patch.setattr(scheduling, "_without", watch)
         planned(lambda x, w: F.layer_norm(x, (1024,), w).sum(0), (4096, 1024), (1024,))
     assert seen and all(carried == built for carried, built in seen)
 
