@@ -90,7 +90,9 @@ def execute(
     outputs = tensors_of(function(*inputs))
     run = Run(outputs, list(inputs))
     if gradients:
-        run.gradients = _differentiate([o for k, o in enumerate(outputs) if k not in skipped], inputs, seed)
+        written = [x for x in inputs if x.requires_grad and not x.is_leaf]  # they carry gradients on
+        wanted = [o for k, o in enumerate(outputs) if k not in skipped]
+        run.gradients = _differentiate([*wanted, *written], [x for x in inputs if x.is_leaf], seed)
     return run
 
 

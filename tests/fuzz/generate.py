@@ -91,6 +91,8 @@ def _add_inputs(state: State, large: bool) -> None:
         if others and rng.random() < 0.2:
             text = _view_of(rng, rng.choice(others), state)
             leaf = text in state.protected
+        elif state.protected and rng.random() < 0.25:
+            text, leaf = f"{rng.choice(sorted(state.protected))} * 1", False  # made of a leaf: it may be written
         else:
             width = rng.choice(WIDTHS) if number else rng.choice(WIDTHS[:6])
             text = _layout(rng, number, _related(rng, shape), width)
