@@ -61,8 +61,9 @@ def loop_over_rows(
     """
     decisions: list[Decision] = []
     tangents = tangent_nodes(module.graph)
-    for product in [n for n in module.graph.nodes if n.target in PRODUCTS and _bytes(n) >= LEAST_SPARED]:
-        if not product.users or not _is_tall(product) or (names is not None and product.name not in names):
+    candidates = [n for n in module.graph.nodes if n.target in PRODUCTS and n not in tangents and _is_tall(n)]
+    for product in candidates:
+        if not product.users or (names is not None and product.name not in names):
             continue
         region = Region([product], tangents=tangents)
         try:
@@ -94,7 +95,7 @@ def loop_results(graph: Graph) -> list[Node]:
 
 def _is_tall(product: Node) -> bool:
     """Whether the result is larger than what it is made of together."""
-    return _bytes(product) > max(map(_bytes, product.all_input_nodes))
+    return _bytes(product) >= max(LEAST_SPARED, *map(_bytes, product.all_input_nodes))
 
 
 def _bytes(node: Any) -> int:

@@ -46,7 +46,8 @@ class Region:
 
     def is_loss(self) -> bool:
         """Whether rows become numbers: other products are nobody's question."""
-        return bool(self.exits) or any(kind_of(n) in ("reduction", "line") for n in self.rows)
+        sums = any(kind == "sum" for kind, _, _ in self.exits.values())
+        return sums or any(kind_of(n) in ("reduction", "line") for n in self.rows)
 
     def body(self) -> set[Node]:
         return self.inner | set(self.products)
