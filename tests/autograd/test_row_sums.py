@@ -151,3 +151,34 @@ def test_weights_of_half_the_sum_are_normalised() -> None:
         return e / (e.sum(-1, keepdim=True) + 1.5) @ v
 
     alike(sink, matrices())
+
+
+def test_a_sum_beside_the_product_is_no_part_of_the_row() -> None:
+    """O + b is not what x is multiplied with."""
+
+    def beside(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
+        return torch.baddbmm(b, scores(q, k).softmax(-1), v)
+
+    assert alike(beside, (*matrices(), normal(2, 24, 8)))["row sums"] == 0
+
+
+def test_sums_over_rows_see_what_each_row_subtracts() -> None:
+    """The same number added to all maxima would change nothing; another one for each row does."""
+
+    def weighted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s = scores(q, k)
+        e = torch.exp(s - s.amax(-1, keepdim=True))
+        rows = e.sum(-1)
+        return e / e.sum(-1, keepdim=True) @ v, (rows * v[..., 0]).sum(-1) / rows.sum(-1)
+
+    assert alike(weighted, matrices())["references"] == 0
+
+
+def test_values_read_twice_are_looked_at_once() -> None:
+    def doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = scores(q, k) * 2.0**-60
+        for _ in range(60):
+            s = s + s
+        return s.softmax(-1) @ v
+
+    assert alike(doubled, matrices())["row sums"] == 1

@@ -82,12 +82,23 @@ def _changes(root: Node, needed: set[Node]) -> dict[Node, Change] | None:
     for node in root.graph.nodes:
         if node is root or node not in needed or not any(n in found for n in node.all_input_nodes):
             continue
-        known, change = _change(node, found)
+        known, change = _change(node, found) if _keeps_rows(node, root) else (False, (False, 0))
         if not known:
             return None
         if change[1]:
             found[node] = change
     return found
+
+
+def _keeps_rows(node: Node, root: Node) -> bool:
+    """Whether what is summed over a dimension is one of `root`'s rows, and a view leaves rows as they are."""
+    if node.target is aten.sum.dim_IntList or node.target in PRODUCTS:
+        summed = node.all_input_nodes[0] if node.target not in PRODUCTS else matrices(node)[0]
+        return bool(summed.meta["val"].shape[:-1].numel() == root.meta["val"].numel())
+    if node.target not in _PASSES:
+        return True
+    before, after = (n.meta["val"].shape[-1:] for n in (node.all_input_nodes[0], node))
+    return before == after or (1,) in (before, after)
 
 
 def _change(node: Node, found: dict[Node, Change]) -> tuple[bool, Change]:

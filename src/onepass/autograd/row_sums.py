@@ -19,11 +19,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..ir.callables import operators
-from .between import PRODUCTS, Between, call, matrices
+from .between import Between, call, matrices
 
 aten = torch.ops.aten
 _VIEWS = operators("view _unsafe_view reshape expand unsqueeze squeeze.default/dim/dims alias")
 _CASTS = operators("_to_copy clone detach")
+_PLAIN = operators("bmm mm")  # products without a sum beside
 _TURNS = operators("transpose.int permute t")
 MOST_TERMS = 4  # of a sum that is taken apart
 
@@ -49,7 +50,7 @@ class _Term:
         return _Term(1 / self.scale, large, rows)
 
 
-_ONE = _Term(1.0, frozenset())
+Terms = dict[Node, list[_Term]]
 Sums = dict[Node, list[tuple[_Term, Node, Node | None]]]
 
 
@@ -67,78 +68,84 @@ def row_sums(between: Between) -> Sums:
     Each term is a row's factors, with a product in backward and the result it stands for, or a sum of forward.
     """
     found: Sums = {}
+    terms: Terms = {}
+    for node in sorted({*between.forward, *between.backward}):  # what a value is made of comes before it
+        _terms(node, between, terms)
     users = (u for n in between.backward for u in n.users if u.target is aten.sum.dim_IntList)
     for total in sorted(set(users)):
         body, dims = total.args[:2]
         last = isinstance(body, Node) and list(dims) in ([-1], [body.meta["val"].dim() - 1])
         if last and _row_shape(total.graph, body) is not None:
-            parts = [_summed(term, total, between) for term in _terms(body, between)]
+            parts = [_summed(term, total, between, terms) for term in _terms(body, between, terms)]
             known = [part for part in parts if part is not None]
             if known and len(known) == len(parts):
                 found[total] = known
     return found
 
 
-def _summed(term: _Term, total: Node, between: Between) -> tuple[_Term, Node, Node | None] | None:
+def _summed(term: _Term, total: Node, between: Between, terms: Terms) -> tuple[_Term, Node, Node | None] | None:
     """The sum of one term over a row."""
     shape = [*total.args[0].meta["val"].shape[:-1], 1]
 
-    def outside(rest: _Term) -> bool:
-        alike = all(len(shape) == r.meta["val"].dim() and r.meta["val"].shape[-1] == 1 for r, _ in rest.rows)
-        return not rest.large and alike
+    def beside(weights: list[_Term], own: _Term) -> _Term | None:
+        """What is left of a term without the weights, if that is a number for each row."""
+        if len(weights) != 1 or own.large != weights[0].large or not weights[0].scale:
+            return None
+        rest = own * weights[0].inverse()
+        places = [list(r.meta["val"].shape) for r, _ in rest.rows]
+        alike = (len(p) == len(shape) and all(a in (1, b) for a, b in zip(p, shape, strict=True)) for p in places)
+        return rest if all(alike) else None
 
-    for leaf in [f for f, k in term.large if f in between.backward and f.target in PRODUCTS and k == 1]:
+    for leaf in [f for f, k in term.large if f in between.backward and f.target in _PLAIN and k == 1]:
         x, turned = matrices(leaf)
         others = term * _Term(1.0, frozenset(((leaf, -1),)))
         for result in _products_with(turned):
-            weights = _terms(matrices(result)[0], between)
-            if result in between.later or len(weights) != 1 or x.meta["val"].shape != result.meta["val"].shape:
-                continue
-            rest = others * weights[0].inverse()
-            if _same(others, weights[0]) and outside(rest):
+            rest = beside(_terms(matrices(result)[0], between, terms), others)
+            if rest is not None and result not in between.later and x.meta["val"].shape == result.meta["val"].shape:
                 return rest, leaf, result
     for known in (u for n in between.forward for u in n.users if u.target is aten.sum.dim_IntList):
-        weights = _terms(known.args[0], between)
-        if len(weights) == 1 and _same(term, weights[0]) and list(known.meta["val"].shape) == shape:
-            rest = term * weights[0].inverse()
-            if outside(rest):
-                return rest, known, None
+        rest = beside(_terms(known.args[0], between, terms), term)
+        if rest is not None and list(known.meta["val"].shape) == shape:
+            return rest, known, None
     return None
 
 
-def _same(one: _Term, other: _Term) -> bool:
-    return one.large == other.large
-
-
-def _terms(value: Any, between: Between) -> list[_Term]:
-    """A value as a sum of products, through casts and views of large values."""
+def _terms(value: Any, between: Between, known: Terms) -> list[_Term]:
+    """A value as a sum of products, through casts and views of large values; `known`: those of other values."""
     if not isinstance(value, Node):
         return [_Term(float(value), frozenset())]
+    if value not in known:
+        known[value] = _taken_apart(value, between, known) or [_leaf(value)]
+    return known[value]
+
+
+def _taken_apart(value: Node, between: Between, known: Terms) -> list[_Term] | None:
     first, second = (*value.args, None, None)[:2]
+    large = between.is_large(value)
+    if value.target in _CASTS:
+        return _terms(first, between, known)
+    if large and (base := _in_order(value)) is not value:
+        return _terms(base, between, known)
+    found: list[_Term] = []
     match value.target:
-        case target if target in _CASTS:
-            return _terms(first, between)
-        case _ if between.is_large(value) and (base := _in_order(value)) is not value:
-            return _terms(base, between)
-        case aten.expand.default if between.is_large(value) and first.meta["val"].shape[-1] == 1:
-            return _terms(first, between)
+        case aten.expand.default if large and first.meta["val"].shape[-1:] == (1,):
+            return _terms(first, between, known)
         case aten.neg.default:
-            return [replace(t, scale=-t.scale) for t in _terms(first, between)]
-        case aten.mul.Tensor | aten.mul.Scalar if between.is_large(value):
-            found = [a * b for a in _terms(first, between) for b in _terms(second, between)]
-            return found if len(found) <= MOST_TERMS else [_leaf(value)]
-        case aten.div.Tensor if between.is_large(value) and len(value.kwargs) == 0:
-            divisors = _terms(second, between)
+            return [replace(t, scale=-t.scale) for t in _terms(first, between, known)]
+        case aten.mul.Tensor | aten.mul.Scalar if large:
+            found = [a * b for a in _terms(first, between, known) for b in _terms(second, between, known)]
+        case aten.div.Tensor if large and not value.kwargs:
+            divisors = _terms(second, between, known)
             if len(divisors) == 1 and divisors[0].scale and not divisors[0].large:
-                return [t * divisors[0].inverse() for t in _terms(first, between)]
-        case aten.add.Tensor | aten.sub.Tensor if between.is_large(value) and not value.kwargs:
+                return [t * divisors[0].inverse() for t in _terms(first, between, known)]
+        case aten.add.Tensor | aten.sub.Tensor if value in between.later and large and not value.kwargs:
             sign = 1 if value.target is aten.add.Tensor else -1
-            found = [*_terms(first, between), *(replace(t, scale=sign * t.scale) for t in _terms(second, between))]
-            return found if value in between.later and len(found) <= MOST_TERMS else [_leaf(value)]
-        case aten.masked_fill.Scalar if value.args[2] == 0 and between.is_large(value):
+            others = (replace(t, scale=sign * t.scale) for t in _terms(second, between, known))
+            found = [*_terms(first, between, known), *others]
+        case aten.masked_fill.Scalar if value.args[2] == 0 and large:
             kept = _Term(1.0, frozenset(((("kept", second), 1),)))
-            return [t * kept for t in _terms(first, between)]
-    return [_leaf(value)]
+            return [t * kept for t in _terms(first, between, known)]
+    return found if 0 < len(found) <= MOST_TERMS else None
 
 
 def _leaf(value: Node) -> _Term:
@@ -209,7 +216,7 @@ def _products_with(turned: Node) -> Iterable[Node]:
     while stack:
         node = stack.pop()
         for user in node.users:
-            if user.target in PRODUCTS and matrices(user)[1] is node and _oriented(node)[1] != flipped:
+            if user.target in _PLAIN and matrices(user)[1] is node and _oriented(node)[1] != flipped:
                 yield user
             elif user.target in _TURNS and user not in seen and _oriented(user)[0] is base:
                 seen.add(user)
@@ -271,8 +278,8 @@ def _is_normalised(quotient: Node, between: Between) -> bool:
 def _over_sum(joint: GraphModule, quotient: Node, between: Between, rows: list[Node]) -> Node:
     """exp(x - m) / l as exp(x - (m + log l))."""
     (exponent,), total = quotient.args[0].args, quotient.args[1]
-    terms = exponent.args if exponent.target is aten.sub.Tensor and len(exponent.args) == 2 else ()
-    x, top = terms if terms and isinstance(terms[1], Node) and not between.is_large(terms[1]) else (exponent, None)
+    less = exponent.target is aten.sub.Tensor and not exponent.kwargs and isinstance(exponent.args[1], Node)
+    x, top = exponent.args if less and exponent.args[1].meta["val"].shape[-1:] == (1,) else (exponent, None)
     at = quotient
 
     def new(target: Any, *args: Any) -> Node:
