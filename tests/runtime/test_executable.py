@@ -184,6 +184,7 @@ def test_the_source_shows_the_program() -> None:
     source = Executable(scale_program(), build(scale_kernel())).source
     assert source == (
         "def call(args):\n"
+        "    if is_profiling(): return profiled(args)\n"
         "    a0, s0, = args\n"
         "    args.clear()\n"
         "    threads = thread_count()\n"
@@ -253,6 +254,23 @@ def test_set_num_threads_is_honoured() -> None:
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+def test_a_profiler_sees_the_graph_and_kernels_by_their_operations() -> None:
+    """Equal kernels have one name, whatever their layer; without a profiler there are no ranges."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).sort(-1).values
+        return x
+
+    run, x = torch.compile(function, backend="onepass"), torch.randn(8, 16)
+    expected = run(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert torch.equal(run(x), expected)
+    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("onepass")}
+    graph, (name, count) = counts.pop("onepass graph"), *counts.items()
+    assert (graph, count) == (1, 3) and name.startswith("onepass_") and "rsqrt" in name
 
 
 def test_bindings_take_what_operators_take() -> None:

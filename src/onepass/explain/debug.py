@@ -30,10 +30,11 @@ def report_stage(options: Options, record: CompileRecord) -> None:
 def debug_text(record: CompileRecord, level: int) -> str:
     """What one rung of the ladder shows of a graph."""
     seconds = sum(record.stage_seconds.values())
+    stages = ", ".join(f"{name} {took:.2f}" for name, took in record.stage_seconds.items())
     lines = [
         f"onepass: {record.direction} graph for {record.target}: {len(record.kernels)} kernels, "
         f"{len(record.externs)} calls, {record.bytes_moved} bytes moved ({record.bytes_unfused} unfused), "
-        f"{seconds:.2f} s"
+        f"{seconds:.2f} s" + (f" ({stages})" if stages else "")
     ]
     if level >= 2:
         verdicts = [("fused" if d.accepted else "kept apart", d) for d in record.decisions]

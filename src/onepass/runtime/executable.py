@@ -1,7 +1,8 @@
 """The executable: a host program as one straight Python function.
 
 Takes a `HostProgram` and its loaded kernels, writes the function's text (`.source`, for people too) and
-compiles it once; per call nothing is interpreted. Only names and size expressions of the known form are
+compiles it once; per call nothing is interpreted. While a profiler runs, a second text does the same with
+the graph and each kernel as a range. Only names and size expressions of the known form are
 written into the text, so a damaged program cannot run code. The calling convention is AOTAutograd's
 boxed one: `call(args)` takes a list and empties it, so that inputs can be freed at their last use.
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from ..ir import source as ir
 from ..ir.callables import resolve_callable
@@ -20,7 +22,7 @@ from ..ir.host_json import MalformedProgram
 from .kernels import LoadedKernel
 from .layout import settle, settle_result, word_of
 from .threads import thread_count
-from .torch_private import current_device, current_stream, direct, empty_cpu, empty_cuda, on_device, view
+from .torch_private import current_device, current_stream, direct, empty_cpu, empty_cuda, is_profiling, on_device, view
 
 _NAME = re.compile(r"[abxsw]\d+")
 _NUMBER = re.compile(r"\d+")
@@ -40,11 +42,20 @@ class Executable:
 
     def __init__(self, host: ir.HostProgram, kernels: Sequence[LoadedKernel]) -> None:
         writer = _Writer(host, kernels)
-        self.host = host
+        self.host, self._kernels = host, kernels
+        writer.namespace |= {"is_profiling": is_profiling, "profiled": self._profiled}
         self.source = writer.source()
-        exec(compile(self.source, "<onepass host program>", "exec"), writer.namespace)
-        self.call: Callable[[list[Any]], Any] = writer.namespace["call"]
+        self.call = writer.compiled(self.source)
         self.call._boxed_call = True  # type: ignore[attr-defined]
+        self._with_ranges: Callable[[list[Any]], Any] | None = None
+
+    def _profiled(self, args: list[Any]) -> Any:
+        """The same while a profiler runs."""
+        if self._with_ranges is None:
+            writer = _Writer(self.host, self._kernels, ranges=True)
+            self._with_ranges = writer.compiled(writer.source())
+        with record_function("onepass graph"):
+            return self._with_ranges(args)
 
     def __call__(self, args: list[Any]) -> Any:
         return self.call(args)
@@ -53,8 +64,8 @@ class Executable:
 class _Writer:
     """Text and the objects it refers to."""
 
-    def __init__(self, host: ir.HostProgram, kernels: Sequence[LoadedKernel]) -> None:
-        self._host, self._kernels = host, kernels
+    def __init__(self, host: ir.HostProgram, kernels: Sequence[LoadedKernel], ranges: bool = False) -> None:
+        self._host, self._kernels, self._ranges = host, kernels, ranges
         launches = [i for i in host.instructions if isinstance(i, ir.Launch)]
         self._on_cpu = any(not i.programs for i in launches)
         self._devices = list(dict.fromkeys(i.device for i in launches if i.programs))
@@ -67,10 +78,13 @@ class _Writer:
             "current_device": current_device, "empty_cpu": empty_cpu, "empty_cuda": empty_cuda, "slice": slice,
             "empty_strided": torch.empty_strided, "on_device": on_device, "raise_status": raise_status, "view": view,
             "settle": settle, "settle_result": settle_result, "thread_count": thread_count, "word_of": word_of,
+            "record_function": record_function,
         }  # fmt: skip
 
     def source(self) -> str:
         """The whole function. On a GPU it runs with that device current, whatever the caller's is."""
+        if not self._ranges:
+            self._line("if is_profiling(): return profiled(args)")
         if self._home:
             index = torch.device(self._home).index or 0
             self._line(f"if current_device() != {index}: return on_device({index}, call, args)")
@@ -87,6 +101,11 @@ class _Writer:
         outputs = "".join(f"{self._tree(o)}, " for o in self._host.outputs)
         self._line(f"return ({outputs.rstrip()})")
         return "def call(args):\n" + "".join(self._lines)
+
+    def compiled(self, source: str) -> Callable[[list[Any]], Any]:
+        exec(compile(source, "<onepass host program>", "exec"), self.namespace)
+        call: Callable[[list[Any]], Any] = self.namespace["call"]
+        return call
 
     def _line(self, text: str) -> None:
         self._lines.append(f"    {text}\n")
@@ -146,11 +165,13 @@ class _Writer:
             return
         self.namespace[function] = kernel.function
         arguments = ", ".join([*pointers, *sizes, "threads"])
+        self.namespace[f"{function}_name"] = kernel.entry or kernel.name
+        within = f"with record_function({function}_name): " if self._ranges else ""
         if kernel.raises:
-            self._line(f"status = {function}({arguments}){comment}")
+            self._line(f"{within}status = {function}({arguments}){comment}")
             self._line("if status: raise_status(status)")
         else:
-            self._line(f"{function}({arguments}){comment}")
+            self._line(f"{within}{function}({arguments}){comment}")
 
     def _stream(self, device: str) -> str:
         """The variable that holds the current stream of a device."""

@@ -50,6 +50,7 @@ class LoadedKernel:
     pointers: int
     symbols: int
     raises: bool
+    entry: str = ""  # what it is called by profilers: its operations, the same in every layer
 
 
 _lock = fork_safe_lock()
@@ -86,7 +87,7 @@ def build_each(
             if not futures[key].done():
                 _fail(key, futures[key], RuntimeError("the build was interrupted"))
     return [
-        futures[k].exception() or LoadedKernel(s.name, futures[k].result(), s.pointers, s.symbols, s.raises)
+        futures[k].exception() or LoadedKernel(s.name, futures[k].result(), s.pointers, s.symbols, s.raises, s.entry)
         for k, s in zip(keys, sources, strict=True)
     ]
 

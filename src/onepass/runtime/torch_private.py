@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._autograd import _profiler_enabled as is_profiling
 from torch._dispatch.python import no_python_dispatcher as plain_dispatch
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
-__all__ = ["plain_dispatch", "without_modes"]  # torch's own; the rest is made here
+__all__ = ["is_profiling", "plain_dispatch", "without_modes"]  # torch's own; the rest is made here
 
 
 def _empty_on(device: str) -> Callable[..., torch.Tensor]:
