@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule
-from torch.utils._pytree import tree_leaves
+from torch.utils import _pytree as pytree
 
 from ..ir.plan import Decision
 from ..ir.target import Target
@@ -99,7 +99,9 @@ def _keep_overwritten(joint: GraphModule) -> None:
 
     Forward overwrites some, and torch others when forward has run: these are described by what is written into them.
     """
-    written = [getattr(of, "mutated_input", joint) for of in tree_leaves(joint.graph.output_node().meta.get("desc"))]
+    written = [
+        getattr(of, "mutated_input", joint) for of in pytree.tree_leaves(joint.graph.output_node().meta.get("desc"))
+    ]
     for target in joint.graph.find_nodes(op="placeholder"):
         updates = [u for u in target.users if u.target is torch.ops.aten.copy_.default and u.args[0] is target]
         readers = [user for user in target.users if user not in updates]
