@@ -99,7 +99,8 @@ def _keep_overwritten(joint: GraphModule) -> None:
 
     Forward overwrites some, and torch others when forward has run: these are described by what is written into them.
     """
-    written = [getattr(of, "mutated_input", joint) for of in pytree.tree_leaves(joint.graph.output_node().meta.get("desc"))]
+    described = pytree.tree_leaves(joint.graph.output_node().meta.get("desc"))
+    written = [getattr(of, "mutated_input", joint) for of in described]
     for target in joint.graph.find_nodes(op="placeholder"):
         updates = [u for u in target.users if u.target is torch.ops.aten.copy_.default and u.args[0] is target]
         readers = [user for user in target.users if user not in updates]
