@@ -12,17 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import onepass
 from tests.checking import BACKEND, backend_callable, compiled
 
 
 def test_registered_by_name() -> None:
-    import onepass  # noqa: F401
-
     assert "onepass" in torch._dynamo.list_backends()
 
 
 def test_jit() -> None:
-    import onepass
 
     @onepass.jit
     def bare(x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +70,6 @@ def test_dynamic_batch_is_one_compilation(first: int) -> None:
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("first", [7, 1])
 def test_jit_compiles_once_for_any_batch(first: int, fullgraph: bool) -> None:
-    import onepass
     from onepass.backend import record_compilations
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -91,7 +88,6 @@ def test_jit_compiles_once_for_any_batch(first: int, fullgraph: bool) -> None:
 
 @pytest.mark.parametrize("first", [7, 1])
 def test_jit_trains_any_batch_with_one_compilation(first: int) -> None:
-    import onepass
     from onepass.backend import record_compilations
 
     model = torch.nn.Sequential(torch.nn.LayerNorm(24), torch.nn.Linear(24, 12), torch.nn.GELU())
@@ -125,7 +121,6 @@ def unless_one(x: torch.Tensor) -> torch.Tensor:
 )  # fmt: skip
 def test_jit_for_any_size_knows_that_size_one_is_broadcast_and_squeezed(function: Any, lengths: Any) -> None:
     """Torch, told to trace for any size, takes it for another than 1 and guards nothing."""
-    import onepass
 
     run = onepass.jit(function, dynamic=True, options={"strict": True})
     for length in lengths:
@@ -134,7 +129,6 @@ def test_jit_for_any_size_knows_that_size_one_is_broadcast_and_squeezed(function
 
 
 def test_jit_for_any_size_broadcasts_an_input() -> None:
-    import onepass
 
     run = onepass.jit(lambda x, y: (x * y).relu(), dynamic=True, options={"strict": True})
     for rows in ((2, 1), (3, 1), (1, 1), (2, 2), (1, 3)):
@@ -145,7 +139,6 @@ def test_jit_for_any_size_broadcasts_an_input() -> None:
 
 
 def test_jit_for_any_size_is_otherwise_as_torch_compile() -> None:
-    import onepass
 
     @onepass.jit(dynamic=True)
     def decorated(x: torch.Tensor) -> torch.Tensor:
@@ -445,3 +438,18 @@ def test_a_number_written_in_a_function_is_a_new_tensor_at_every_call(training: 
         made.mul_(7)
     for mine, theirs in zip(run(x), function(x), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("target", ["auto", "triton-interpret"])
+def test_reductions_of_no_rows_where_sizes_change(target: str) -> None:
+    """A kernel that visits nothing still writes what a sum of nothing is."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(), x.mean(), (x > 0).all(), x.sum(0), torch.softmax(x, 1).sum(0)
+
+    if target != "auto":
+        pytest.importorskip("triton")
+    run = onepass.jit(function, dynamic=True, options={"strict": True, "target": target, "cache": False})
+    for rows in (5, 0, 3):
+        x = torch.randn(rows, 7)
+        torch.testing.assert_close(run(x), function(x), equal_nan=True)

@@ -75,7 +75,7 @@ class _Emitter(Emitter):
         work = self.poly(self.kernel.work)
         with self.braces(f"int {self.kernel.entry}({', '.join((*parameters, *sizes, 'int64_t threads'))})"):
             self.line(f"const int64_t count = {count};")
-            self.line(f"if ({work} <= 0) return 0;")
+            self.line("if (count <= 0) return 0;")
             for name in streamed:
                 self.line(f"const int {name}_touched = op_touched({name});")
             self.line("if (threads > count) threads = count;")
