@@ -29,6 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_loops, "LEAST_SPARED", 1024)
     monkeypatch.setattr(row_loops, "LEAST_PART", 0.0)
     monkeypatch.setattr(row_loops, "TILE_ROWS", 16)
+    monkeypatch.setattr(row_loops, "MOST_SLOWER", 1e9)
     torch._dynamo.reset()
 
 
@@ -418,3 +419,19 @@ print((kilobytes("VmHWM") - before) // 1024)
         out = subprocess.run([sys.executable, "-c", code, way], check=True, capture_output=True, text=True).stdout
         peaks[way] = int(out.split()[-1])
     assert peaks["eager"] > 500 and peaks["ours"] < peaks["eager"] - 300, peaks
+
+
+def test_memory_is_not_bought_at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a product that takes 20 us are launches more than anything else."""
+
+    def best(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w.T).argmax(-1)
+
+    found = {}
+    for most in (1.1, 1e9):
+        monkeypatch.setattr(row_loops, "MOST_SLOWER", most)
+        with FakeTensorMode(), torch.no_grad():
+            x, w = torch.empty(65536, 64, dtype=torch.bfloat16), torch.empty(512, 64, dtype=torch.bfloat16)
+            e = onepass.explain(best, x, w, options={**STRICT, "target": "sm_90"})
+        found[most] = any("over_rows" in extern.op for extern in e.externs)
+    assert found == {1.1: False, 1e9: True}
