@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ..analysis.access import numel
 from ..analysis.contraction import MOST_HELD
 from ..analysis.inline import reductions
@@ -12,23 +10,39 @@ from .chooser import Chooser, Defines
 from .reading import MOST_MEMBERS
 
 
-def between(chooser: Chooser, last: Define, chosen: list[Define] | None) -> Iterable[Define]:
-    """The products that this one is made of; with some of them chosen, those and all that depends on them."""
-    depends: dict[Define, bool] = {}
+def products_above(chooser: Chooser, last: Define) -> list[Define]:
+    """The products that this one is made of, through values that are none."""
+    return [d for d in _above(chooser, last)[0] if d.buffer in chooser.product_of and d not in chooser.taken]
+
+
+def between(chooser: Chooser, last: Define, chosen: list[Define]) -> list[Define]:
+    """Some of the products that this one is made of, and all that depends on them."""
+    visited, finished = _above(chooser, last)
+    depends = {d for d in chosen if d not in chooser.taken}
+    for d in finished:
+        if not depends.isdisjoint(chooser.sources(d)):
+            depends.add(d)
+    return [d for d in visited if d in depends]
+
+
+def _above(chooser: Chooser, last: Define) -> tuple[list[Define], list[Define]]:
+    """All that a product is made of, back to other products; and what of that is no product, sources first."""
+    if last in chooser.above:
+        return chooser.above[last]
+    visited: dict[Define, None] = {}
+    finished: list[Define] = []
     stack = [(d, False) for d in chooser.sources(last)]
     while stack:
         d, ready = stack.pop()
-        if d in depends and not ready:
-            continue
-        if d.buffer in chooser.product_of:
-            depends[d] = d not in chooser.taken and (chosen is None or d in chosen)
-        elif ready:
-            depends[d] = any(depends.get(s, False) for s in chooser.sources(d))
-        else:
-            depends[d] = False
-            stack.append((d, True))
-            stack.extend((s, False) for s in chooser.sources(d) if s not in depends)
-    return [d for d, yes in depends.items() if yes and (chosen is not None or d.buffer in chooser.product_of)]
+        if ready:
+            finished.append(d)
+        elif d not in visited:
+            visited[d] = None
+            if d.buffer not in chooser.product_of:
+                stack.append((d, True))
+                stack.extend((s, False) for s in chooser.sources(d) if s not in visited)
+    chooser.above[last] = list(visited), finished
+    return chooser.above[last]
 
 
 def tails(chooser: Chooser, last: Define) -> list[Defines]:

@@ -20,7 +20,7 @@ from ..ir.plan import Decision
 from ..ir.program import Define
 from .chooser import Chooser, Defines
 from .close_calls import AROUND, Times
-from .contraction_chains import between, is_short, tails
+from .contraction_chains import between, is_short, products_above, tails
 from .reading import MOST_MEMBERS
 from .regions import Region
 
@@ -43,7 +43,7 @@ def try_families(chooser: Chooser) -> None:
 
 def _inner(chooser: Chooser, last: Define) -> set[Define]:
     """What lies between a product and the short ones that it is made of and that grow, these included."""
-    firsts = [d for d in between(chooser, last, None) if is_short(d) and _grows(d) and d is not last]
+    firsts = [d for d in products_above(chooser, last) if is_short(d) and _grows(d) and d is not last]
     return {*between(chooser, last, firsts), *firsts} - {last} if firsts else set()
 
 

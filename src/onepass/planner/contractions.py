@@ -22,7 +22,7 @@ from ..ir.program import Define, Extern, Program, Statement
 from .beside import join_beside
 from .chooser import Chooser, Defines, Kind
 from .close_calls import Judge
-from .contraction_chains import between, is_short, tails
+from .contraction_chains import between, is_short, products_above, tails
 from .contraction_families import try_families
 from .contraction_rows import ROWS, followers
 from .contraction_states import TILES
@@ -74,7 +74,7 @@ def _try_chain(chooser: Chooser, extern: Extern) -> None:
     last = extern.contraction
     if last is None or last in chooser.taken:
         return
-    short = (d for d in between(chooser, last, None) if is_short(d))  # longer ones could not be computed again
+    short = (d for d in products_above(chooser, last) if is_short(d))  # longer ones could not be computed again
     found = sorted(short, key=chooser.order.__getitem__, reverse=True)  # the nearest first
     # All at once; where that is no kernel, what depends on one of them, the others read from memory.
     for firsts in [found, *([first] for first in found if len(found) > 1)]:
