@@ -18,26 +18,32 @@ import torch
 import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as shape_config
 
-from .autograd.partition import SAVED_BYTES, partition
+from .autograd.between import hint
+from .autograd.partition import SAVED, Saving, partition
 from .autograd.row_loops import DECISIONS, loop_over_rows
+from .autograd.saved import choose_saved
+from .autograd.saved_costs import bytes_of
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError
 from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
-from .ir.record import CompileRecord
+from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.known_masks import simplify_masks
 from .lowering.masked_attention import write_out_masked_attention
+from .lowering.origins import origin_of
 from .lowering.random import reset_streams
+from .lowering.registry import RULES
 from .lowering.size_one import is_right_for_one
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
@@ -103,7 +109,8 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
             raise
         return _as_eager(graph, error, direction)
     if direction == "forward":
-        compiled.record.saved_bytes = graph.meta.get(SAVED_BYTES, 0)
+        compiled.record.saved = [_saved_record(*saved) for saved in graph.meta.get(SAVED, ())]
+        compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
     compiled.record.decisions += graph.meta.get(DECISIONS, [])
     for record in (compiled.record, *compiled.parts):
         _publish(record)
@@ -115,6 +122,23 @@ def _loops(options: Options, names: Collection[str] | None = None) -> Callable[[
     if options.precision == "eager" or not options.fuse:
         return None
     return lambda graph: loop_over_rows(graph, choose_target(options, graph), options.strict, names)
+
+
+def _saved_record(node: Node, why: str) -> SavedRecord:
+    origin, value = origin_of(node), node.meta["val"]
+    shape = ", ".join(str(hint(n)) for n in value.shape)
+    text = f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
+    return SavedRecord(origin.node, origin.op, origin.line, text, bytes_of(node), why)
+
+
+def _saving(options: Options, joint: GraphModule) -> Saving | None:
+    """What decides by predicted times which values are kept; None where every operation is a kernel of its own."""
+    with suppress(OnepassError):
+        target = choose_target(options, joint)
+        budget = min(options.memory, functorch_config.activation_memory_budget)
+        if options.fuse:
+            return lambda graph, outputs: choose_saved(graph, outputs, target, RULES, budget)
+    return None
 
 
 MOST_SETS = 8  # of tangents given, each with a backward graph of its own; torch's own limit for one function
@@ -227,7 +251,9 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         _check_any_size(joint)
         target = _multiplying_target(chosen, joint)
-        forward, backward = partition(joint, inputs, target, chosen.strict, _loops(chosen), **kwargs)
+        forward, backward = partition(
+            joint, inputs, target, chosen.strict, _loops(chosen), _saving(chosen, joint), **kwargs
+        )
         made.mark = object() if len(tangents_of(backward)) > 1 else None
         return forward, backward
 

@@ -121,4 +121,4 @@ def test_backward_does_not_read_what_is_overwritten_after_forward(function: Call
         return [out, *inputs, *torch.autograd.grad(loss, given)]
 
     for mine, theirs in zip(run(onepass.jit(function, options=STRICT)), run(function), strict=True):
-        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)

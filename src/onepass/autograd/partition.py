@@ -1,8 +1,9 @@
 """The joint graph becomes a forward and a backward graph: what is saved, what is computed again.
 
-Torch's min-cut runs on the decomposed joint graph. Saving an input of the forward graph is free (its
-owner keeps it), so norms and losses save their statistics, not a second full-size tensor. Random
-values are drawn again from their saved seed.
+Predicted times decide on the decomposed joint graph (`saved.py`), and torch's min-cut carries it out; where the program
+has checkpoint regions, or no times are known, its own rules decide. Saving an input of the forward graph is free (its
+owner keeps it), so norms and losses save their statistics, not a second full-size tensor. Random values are drawn again
+from their saved seed.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..ir.plan import Decision
 from ..ir.target import Target
-from .between import COMPUTE_AGAIN, SAVE, hint, products_between
+from .between import COMPUTE_AGAIN, SAVE, products_between
 from .exact import EXACT, compared_with_extremes, compares_floats, viewed
 from .merge import merge_equal
 from .recomputed import recompute_between_products
 from .row_loops import DECISIONS, loop_results
 from .torch_private import functorch_config, min_cut_rematerialization_partition
 
-SAVED_BYTES = "onepass_saved_bytes"
+SAVED = "onepass_saved"
+# What marks which values are kept, given the joint graph and how many results are forward's: why, and the decisions.
+Saving = Callable[[GraphModule, int], tuple[dict[str, str], list[Decision]]]
 # One of the min-cut's rules of thumb guesses that values after a long chain of fusible operations will not be fused
 # again. Here point-wise work is recomputed inside whatever kernel reads it. Its rule against recomputing values used
 # far apart stays: without it, backward would add up a residual stream again from what each layer added.
 # Equal values are merged before.
 _RECOMPUTE = {"ban_recompute_long_fusible_chains": False, "cse": False}
+DIVIDED = "the program says itself what is kept (checkpoint, memory budget of a region); torch's min-cut follows it"
 
 
 def partition(
@@ -37,12 +41,14 @@ def partition(
     target: Target | None = None,
     strict: bool = False,
     loops: Callable[[GraphModule], object] | None = None,
+    saving: Saving | None = None,
     **kwargs: Any,
 ) -> tuple[GraphModule, GraphModule]:
     """(forward, backward) of a joint graph. `target`: the chip whose kernels may compute products again, if any.
 
-    `loops`: what puts losses of products into loops over rows.
+    `loops`: what puts losses of products into loops over rows; `saving`: what says which values are kept.
     """
+    divided = any(map(_is_divided, joint.graph.nodes))
     _drop_detach(joint)
     _keep_overwritten(joint)
     for node in joint.graph.nodes:
@@ -62,13 +68,36 @@ def partition(
         comparison.meta |= COMPUTE_AGAIN
     primals = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else ()
     kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
-    with functorch_config.patch(_RECOMPUTE):
+    outputs = kwargs["num_fwd_outputs"]
+    why: dict[str, str] = {}
+    if saving is not None and not divided:
+        joint.graph.eliminate_dead_code()
+        why, chosen = _chosen(saving, joint, outputs, strict)
+        decisions += chosen
+    elif divided:
+        decisions.append(Decision("graph", "backward", "memory", False, DIVIDED))
+    with functorch_config.patch(_RECOMPUTE | ({"activation_memory_budget": 1.0} if why else {})):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     forward.meta[EXACT] = backward.meta[EXACT] = exact
     backward.meta[DECISIONS] = decisions
     forward.meta[DECISIONS] = joint.meta.get(DECISIONS, [])
-    forward.meta[SAVED_BYTES] = _saved_bytes(forward, kwargs["num_fwd_outputs"])
+    forward.meta[SAVED] = [(n, why.get(n.name, "")) for n in _kept(forward, outputs)]
     return forward, backward
+
+
+def _is_divided(node: Node) -> bool:
+    """Whether the program says of an operation if its result is kept."""
+    return "recompute" in node.meta or "_region_activation_memory_budget" in (node.meta.get("custom") or ())
+
+
+def _chosen(saving: Saving, joint: GraphModule, outputs: int, strict: bool) -> tuple[dict[str, str], list[Decision]]:
+    """What is kept, and why; where that fails torch's own rules decide."""
+    try:
+        return saving(joint, outputs)
+    except Exception as error:
+        if strict:
+            raise
+        return {}, [Decision("graph", "backward", "memory", False, f"{type(error).__name__}: {error}")]
 
 
 def _recomputed(joint: GraphModule, target: Target, strict: bool) -> list[Decision]:
@@ -113,14 +142,10 @@ def _keep_overwritten(joint: GraphModule) -> None:
             reader.replace_input_with(target, old)
 
 
-def _saved_bytes(forward: GraphModule, outputs: int) -> int:
-    """Bytes kept for backward that are neither inputs nor results of the forward graph."""
+def _kept(forward: GraphModule, outputs: int) -> list[Node]:
+    """What is kept for backward that is neither an input nor a result of the forward graph."""
     results = forward.graph.output_node().args[0]
     assert isinstance(results, tuple | list)
     returned = {id(viewed(n)) for n in results[:outputs]}
-    total = 0
-    for node in results[outputs:]:
-        value, base = getattr(node, "meta", {}).get("val"), viewed(node)
-        if isinstance(value, torch.Tensor) and base.op != "placeholder" and id(base) not in returned:
-            total += value.element_size() * hint(value.numel())
-    return total
+    found = [n for n in results[outputs:] if isinstance(n, Node) and isinstance(n.meta.get("val"), torch.Tensor)]
+    return [n for n in found if (base := viewed(n)).op != "placeholder" and id(base) not in returned]

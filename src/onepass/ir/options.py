@@ -31,6 +31,12 @@ class Options:
         True,
         ("off", "quick", "max"),
     )
+    memory: float = _option(
+        1.0,
+        "training: the part of the bytes kept for backward by default that may be kept, from 0 (what can be computed"
+        " again is) to 1",
+        True,
+    )
     strict: bool = _option(
         False, "True: an internal error is raised instead of running that graph as eager", False, (True, False)
     )
@@ -52,8 +58,12 @@ class Options:
             if allowed and value not in allowed:
                 raise InvalidOption(name, value, " or ".join(map(repr, allowed)))
             kind = type(known[name].default)
+            if kind is float and type(value) is int:
+                merged[name] = value = float(value)
             if not isinstance(value, kind):
                 raise InvalidOption(name, value, f"a value of type {kind.__name__}")
+        if not 0 <= merged.get("memory", 1.0) <= 1:
+            raise InvalidOption("memory", merged["memory"], "a number from 0 to 1")
         return Options(**merged)
 
     def code_key(self) -> str:

@@ -77,6 +77,18 @@ class ExternRecord:
 
 
 @dataclass(slots=True)
+class SavedRecord:
+    """A tensor that forward keeps for backward, and why."""
+
+    name: str
+    op: str
+    line: str
+    type: str  # "bfloat16[8, 1024]"
+    bytes: int
+    why: str
+
+
+@dataclass(slots=True)
 class CompileRecord:
     """Everything about one graph. `direction` is "inference", "forward" or "backward"; "rows": of a loop's chunk in the
     graph before it, and `repeats` says how many chunks there are.
@@ -93,7 +105,8 @@ class CompileRecord:
     bytes_moved: int = 0
     bytes_unfused: int = 0
     bytes_minimum: int = 0
-    saved_bytes: int = 0  # tensors a forward graph keeps for its backward, beyond the graph's inputs
+    saved_bytes: int = 0  # of `saved`
+    saved: list[SavedRecord] = field(default_factory=list)  # by a forward graph, beyond its inputs and results
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cache: str = "miss"  # "hit" | "miss" | "off" | "not kept": close calls could not be measured now
     fallback: str = ""  # why the whole graph runs as eager, if it does
@@ -107,7 +120,9 @@ class CompileRecord:
     def from_json(data: dict[str, Any]) -> CompileRecord:
         kernels = [_kernel_record(**k) for k in data["kernels"]]
         externs, decisions = [ExternRecord(**e) for e in data["externs"]], [Decision(**d) for d in data["decisions"]]
-        return CompileRecord(**{**data, "kernels": kernels, "externs": externs, "decisions": decisions})
+        saved = [SavedRecord(**s) for s in data.get("saved", ())]
+        parts = {"kernels": kernels, "externs": externs, "decisions": decisions, "saved": saved}
+        return CompileRecord(**(data | parts))
 
 
 def _kernel_record(trials: Any = (), **fields: Any) -> KernelRecord:
