@@ -22,6 +22,7 @@ from .saved_costs import Costs, is_asked_again, is_view
 # The price of a held byte is searched between those of moving it so often, in so many steps.
 CHEAP, DEAR, STEPS, ROUNDS = 2.0**-8, 2.0**16, 16, 3
 NEAR = 0.99  # of what may be held: the search ends
+SLACK = 1 / 256  # by default, over what torch would hold: for a few numbers per row nothing large is computed again
 RAMP = 1 / 16  # equal layers cost the same; bytes of later ones cost more, so that a price takes some of them only
 
 
@@ -45,7 +46,7 @@ def choose_saved(
     costs = Costs(joint, outputs, target, lowered)
     fewest = _Cut(costs, {n: (math.inf if is_view(n) else 0.0, _banned_us(costs, n)) for n in costs.nodes})
     cut = _Cut(costs, {n: (costs.keeping_us(n), costs.again_us(n)) for n in costs.nodes})
-    kept = quickest = cut.within(fewest.at(DEAR, ramp=0.0).held)
+    kept = quickest = cut.within(int(fewest.at(DEAR, ramp=0.0).held * (1 + SLACK)))
     decisions: list[Decision] = []
     if budget < 1:
         kept = cut.within(int(budget * quickest.held))

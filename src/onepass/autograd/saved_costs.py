@@ -43,6 +43,7 @@ class Costs:
         self.asked = {r for r in results[outputs:] if isinstance(r, Node) and r not in self.later}
         self.first = _made_of(self.returned)  # what forward computes whatever is kept
         nodes = [n for n in joint.graph.nodes if n.op != "output" and n not in self.later]
+        self.free = _free(nodes)
         self.level = self._levels(nodes)
         needed = _made_of(n for n in nodes if self.is_read(n))
         self.nodes = [n for n in nodes if n in needed]  # that backward reads, and all that they are made of
@@ -69,8 +70,8 @@ class Costs:
 
     def is_far(self, node: Node, user: Node) -> bool:
         """Whether a value is used after a call that it does not wait for: backward would read it twice."""
-        given = node.op == "placeholder" or not node.all_input_nodes
-        return node in self.first and self.fuses(node) and self.level[user] > self.level[node] and not given
+        anywhere = node.op == "placeholder" or node in self.free or not self.fuses(node)
+        return node in self.first and self.level[user] > self.level[node] and not anywhere
 
     def is_called_with(self, node: Node) -> bool:
         """Whether a call of backward reads a value: then a kernel must write it."""
@@ -94,6 +95,8 @@ class Costs:
         """Whether forward writes a value to memory even if backward does not read it."""
         if node.op == "placeholder" or node in self.returned:
             return True
+        if node in self.free:
+            return False
         readers = [u for u in _readers(node) if u in self.first]
         apart = any(not self.fuses(u) or self.level[u] > self.level[node] for u in readers)
         return node in self.first and (apart or not self.fuses(node))
@@ -102,10 +105,12 @@ class Costs:
 
     def again_us(self, node: Node) -> float:
         """The time of computing a value again; endless where that may not be."""
-        if node.op != "call_function" or node.meta.get("recompute") is SAVE["recompute"]:
+        if node.op != "call_function":
             return math.inf
-        if is_view(node) or not isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
+        if is_view(node) or is_asked_again(node) or not isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
             return 0.0
+        if node.meta.get("recompute") is SAVE["recompute"]:
+            return math.inf
         if self.fuses(node):
             return self._fused_us(node)
         return self._called_us(node) if node in self.first else 0.0
@@ -146,10 +151,12 @@ class Costs:
 
     def is_banned(self, node: Node) -> bool:
         """Whether a partition that counts bytes only would still not compute a value again."""
-        if node.op != "call_function" or node.meta.get("recompute") is SAVE["recompute"]:
+        if node.op != "call_function":
             return True
-        if is_view(node):
+        if is_view(node) or is_asked_again(node):
             return False
+        if node.meta.get("recompute") is SAVE["recompute"]:
+            return True
         far = any(self.is_far(n, node) for n in node.all_input_nodes)
         called = not self.fuses(node) or node.target in _TABLES or _is_reduction(node) or self.is_called_with(node)
         return node in self.first and (called or far)
@@ -180,6 +187,15 @@ def moved_bytes(node: Node) -> int:
 def _is_reduction(node: Node) -> bool:
     read = moved_bytes(node) - bytes_of(node)
     return node.target not in _LOOKED_UP and SMALLER * bytes_of(node) < read
+
+
+def _free(nodes: Iterable[Node]) -> set[Node]:
+    """What is made of positions, constants and random numbers only: every kernel computes it for itself."""
+    found: set[Node] = set()
+    for node in nodes:
+        if node.op == "call_function" and all(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _made_of(nodes: Iterable[Node]) -> set[Node]:

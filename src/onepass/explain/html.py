@@ -74,6 +74,10 @@ def _graph(graph: CompileRecord, number: int) -> Iterator[str]:
         yield "<h3>Externs</h3>"
         rows = [(e.op, report.byte_text(e.bytes_moved), e.why, e.line) for e in graph.externs]
         yield _table(("operation", "bytes", "why", "line"), rows)
+    if graph.saved:
+        yield f"<h3>Kept for backward: {report.byte_text(graph.saved_bytes)}</h3>"
+        kept = [(what, report.byte_text(count), why, line) for count, what, why, line in report.saved_rows(graph)]
+        yield _table(("operation", "bytes", "why", "line"), kept)
     yield from _decisions(graph)
     for title, text in (("Program", graph.program), ("Plan", graph.plan)):
         if text:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from ..ir.rates import UNMEASURED
-from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord, TrialRecord
+from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord, SavedRecord, TrialRecord
 from ..ir.target import targets
 
+SAVED_SHOWN = 8  # of what is kept for backward, the largest
 REJECTED_SHOWN = 12  # the rest is in the JSON; the largest missed savings come first
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -135,7 +136,35 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
         yield from _kernel(kernel)
     for extern in graph.externs:
         yield from _extern(extern)
+    yield from _saved(graph)
     yield from _rejected(graph)
+
+
+def saved_rows(graph: CompileRecord) -> list[tuple[int, str, str, str]]:
+    """Bytes, operation and type, why and line of what is kept for backward, the most bytes first, equal ones as one."""
+    equal: dict[tuple[str, str, str], list[SavedRecord]] = {}
+    for saved in graph.saved:
+        equal.setdefault((f"{short_operation(saved.op)} {saved.type}", saved.why, user_line(saved.line)), []).append(
+            saved
+        )
+    rows = [
+        (sum(s.bytes for s in same), f"{len(same)} x {what}" if len(same) > 1 else what, why, line)
+        for (what, why, line), same in equal.items()
+    ]
+    return sorted(rows, key=lambda row: -row[0])
+
+
+def _saved(graph: CompileRecord) -> Iterator[str]:
+    if graph.saved:
+        yield f"  kept for backward: {counted(len(graph.saved), 'tensor')}, {byte_text(graph.saved_bytes)}"
+    rows = saved_rows(graph)
+    for count, what, why, line in rows[:SAVED_SHOWN]:
+        yield _one_line(f"    {byte_text(count)} {what}{f': {why}' if why else ''}{f'  {line}' if line else ''}")
+    if len(rows) > SAVED_SHOWN:
+        yield f"    and {len(rows) - SAVED_SHOWN} smaller ones (all of them: to_json())"
+    for decision in graph.decisions:
+        if decision.accepted and decision.kind in ("memory", "row loop"):
+            yield _one_line(f"  {decision.kind}: {decision.reason}")
 
 
 def _kernel(kernel: KernelRecord) -> Iterator[str]:
