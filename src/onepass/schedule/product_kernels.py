@@ -22,8 +22,7 @@ from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
-from .contraction_tiles import Tiles
-from .product_schedules import tiles_of
+from .product_schedules import Tiles, tiles_of
 from .products import ProductScheduler
 from .walk import nest_kernel
 from .workspace import Workspace

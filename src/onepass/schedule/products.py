@@ -30,10 +30,9 @@ from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Buffer, Origin
 from ..ir.target import Target
 from .builder import Finished
-from .contraction_tiles import FEW_ROWS, GROUPED, Tiles
 from .matrix_tiles import COLUMN, ROW, MatrixTiles
 from .online import carry
-from .product_schedules import matrices, schedule_of
+from .product_schedules import FEW_ROWS, GROUPED, Tiles, matrices, schedule_of
 from .reuse import larger_than_cache
 from .sweep_spans import WHOLE, Span, Visited, spans
 from .tiles import has_far_values, needs_wide
