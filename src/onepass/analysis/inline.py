@@ -13,7 +13,7 @@ from functools import lru_cache
 from ..errors import VerifyError
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder, rebind, rewrite, substitute_axes
 from ..ir.poly import Axis, Poly
-from ..ir.program import Buffer, Define
+from ..ir.program import Buffer, Define, HostValue, Statement, Update, held
 from .one_hot import sum_of_one
 
 
@@ -105,6 +105,16 @@ def exact(value: Expr) -> Expr:
 def loaded(value: Expr) -> tuple[Buffer, ...]:
     """Buffers an expression reads, in order of first appearance."""
     return tuple(loads_of([value]))
+
+
+def read_by(statement: Statement) -> Iterable[Buffer | HostValue]:
+    """The buffers and host values that a statement reads."""
+    match statement:
+        case Define():
+            return loaded(statement.value)
+        case Update():
+            return (statement.source,)
+    return held((statement.args, statement.kwargs))
 
 
 def loads_of(values: Iterable[Expr]) -> dict[Buffer, list[Load]]:

@@ -16,7 +16,7 @@ from .kernel import Kernel, Operand, Var
 from .ops import OPS
 from .plan import FusionPlan, Group
 from .poly import Axis, Division, Poly, Symbol
-from .program import Buffer, Define, Extern, Program, Statement, Update, View, held, leaves, print_statement
+from .program import Buffer, Define, Extern, Program, Statement, Update, View, buffers_in, held, leaves, print_statement
 
 # Operations whose arguments all have one type, which is also the result's (or bool).
 _MIXED = frozenset(["where", "cast", "narrow", "widen", "bitcast", "uniform"])
@@ -123,13 +123,13 @@ def verify_plan(program: Program, plan: FusionPlan) -> None:
     made = {b for b in program.inputs if isinstance(b, Buffer)}
     for step in plan.steps:
         if isinstance(step, Extern):
-            _expect_made(_buffers((step.args, step.kwargs)), made, step.origin.node)
+            _expect_made(buffers_in((step.args, step.kwargs)), made, step.origin.node)
             if isinstance(step.result, Buffer):
                 made.add(step.result)
             continue
         _verify_group(step, made)
         made |= {s.buffer for s in step.stores}
-    _expect_made(_buffers(program.outputs), made, "the outputs")
+    _expect_made(buffers_in(program.outputs), made, "the outputs")
     updated = {s.source for s in program.statements if isinstance(s, Update)}
     placed = set(plan.in_place) | {source for _, source in plan.copies}
     if updated != placed:
@@ -148,10 +148,6 @@ def _expect_made(used: Iterable[Buffer], made: set[Buffer], where: str) -> None:
     for buffer in used:
         if buffer not in made:
             raise VerifyError(f"{where} uses {buffer!r} before it is made")
-
-
-def _buffers(tree: object) -> Iterator[Buffer]:
-    return (value for value in held(tree) if isinstance(value, Buffer))
 
 
 class _Scope:

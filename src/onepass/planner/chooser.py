@@ -22,7 +22,7 @@ from ..ir.plan import Chosen, Decision, Store
 from ..ir.program import Buffer, Define, Extern, Program
 from .close_calls import AROUND, CloseCalls, Judge, Times
 from .cost import predict_us
-from .parts import Parts
+from .parts import both_ways
 from .reading import Reading
 from .regions import Region, Regions
 from .setting import Setting
@@ -54,7 +54,8 @@ class Chooser(Reading):
     def __init__(self, program: Program, setting: Setting, judge: Judge | None = None) -> None:
         """`judge` measures close calls."""
         self.setting, self.target, self.limits = setting, setting.target, setting.limits
-        self.close_calls, self.parts, self.memo = CloseCalls(judge, setting.limits.doubted), Parts(program), Memo()
+        self.close_calls, self.memo = CloseCalls(judge, setting.limits.doubted), Memo()
+        self.program = program
         # Attention may be the library's, which rounds where it likes.
         self.offers = setting.options.precision == "fused" and setting.target.attention
         self.decisions: list[Decision] = []
@@ -136,7 +137,7 @@ class Chooser(Reading):
 
         def question() -> tuple[Regions, Regions]:
             wanted = [d.buffer for d in self.stored(members)]
-            return self.parts.both_ways(regions, before, wanted, stored & {*again})
+            return both_ways(self.program, self.order, (regions, before), wanted, stored & {*again})
 
         if times is not None:
             decision = self.close_calls.settle(decision, times, question)

@@ -12,8 +12,8 @@ from ..analysis.access import load_bytes, numel, storage_bytes, work_of
 from ..analysis.inline import loaded, loads_of, reductions
 from ..ir.expr import Expr, Load, Pointwise, postorder
 from ..ir.ops import CASTS
-from ..ir.program import Buffer, Define, Extern, Program, Update
-from .links import Links, things
+from ..ir.program import Buffer, Define, Extern, Program, Update, buffers_in
+from .links import Links
 
 MOST_MEMBERS = 48
 UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kernel (16 rows gained, 128 lost)
@@ -33,7 +33,7 @@ class Reading:
             s.contraction.buffer: s.contraction for s in products if s.contraction is not None
         }
         self.readers: dict[Buffer, list[Define]] = {}
-        self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
+        self.elsewhere: set[Buffer] = {*buffers_in(program.outputs)}
         self.order = {}
         self.links = Links(program)
         for number, s in enumerate(program.statements):
@@ -45,7 +45,7 @@ class Reading:
                     self._reads(s.contraction)
                     self.order[s.contraction] = number
                 case Extern():
-                    self.elsewhere |= {b for b in things((s.args, s.kwargs)) if isinstance(b, Buffer)}
+                    self.elsewhere.update(buffers_in((s.args, s.kwargs)))
                 case Update():
                     self.elsewhere.add(s.source)
         self.cheap: dict[Define, bool] = {}
