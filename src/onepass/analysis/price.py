@@ -252,19 +252,17 @@ class _Program:
     # --- memory ---
 
     def _load(self, s: ir.LoadElement | ir.LoadTile, times: float) -> None:
-        buffer = s.buffer if isinstance(s, ir.LoadElement) else s.descriptor.buffer
         axes = self._of([s.offset])
         self._define(s.var, axes)
         if isinstance(s, ir.LoadTile):
             self.copied[s.var.name] = s.offset
         if (self.loops and self.stages > 1) or isinstance(s, ir.LoadTile):
             ahead = self.ahead if self.loops else 1
-            self.shared_bytes += self._lanes(axes) * buffer.dtype.bytes * ahead
-        self._move(buffer, s.offset, axes, times)
+            self.shared_bytes += self._lanes(axes) * s.buffer.dtype.bytes * ahead
+        self._move(s.buffer, s.offset, axes, times)
 
     def _store(self, s: ir.StoreElement | ir.StoreTile, times: float) -> None:
-        buffer = s.buffer if isinstance(s, ir.StoreElement) else s.descriptor.buffer
-        self._move(buffer, s.offset, self._of([s.offset, s.value]), times)
+        self._move(s.buffer, s.offset, self._of([s.offset, s.value]), times)
 
     def _move(self, buffer: Buffer, offset: Poly, axes: frozenset[Axis], times: float) -> None:
         width = buffer.dtype.bytes

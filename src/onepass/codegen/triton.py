@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const, const
-from ..ir.poly import Axis, Poly, in_range, is_far, product
+from ..ir.poly import Axis, Poly, in_range, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import bare, header, operand_dtype
 from .scalars import COMPARISONS, identities
@@ -102,7 +102,7 @@ class TritonEmitter(ProductEmitter):
 
     def visit_Let(self, s: ir.Let) -> None:
         dims = self.dims_of(*s.args)
-        if s.op in COMPARISONS and len(places := [p for a in s.args if (p := _place(a)) is not None]) == 2:
+        if s.op in COMPARISONS and len(places := [p for a in s.args if (p := ir.place_of(a)) is not None]) == 2:
             text = triton_pointwise(s.op, [self.poly(p) for p in places], [DType.I64] * 2, DType.BOOL)
             varies = any(p.names() for p in places)
             self.define(s.var, text if varies else f"tl.full([], {text}, tl.int1)", dims)
@@ -308,13 +308,6 @@ def _joined(words: list[str]) -> str:
     if len(words) == 1:
         return words[0]
     return f"tl.join({_joined(words[::2])}, {_joined(words[1::2])})"
-
-
-def _place(value: ir.Operand) -> Poly | None:
-    """An operand of a comparison as an index expression, in as many bits as offsets have; None if it is none."""
-    if isinstance(value, Const) and value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
-        return Poly.of(int(value.value))
-    return value if isinstance(value, Poly) else None
 
 
 def _held(dtype: DType) -> str:

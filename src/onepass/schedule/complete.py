@@ -11,7 +11,6 @@ from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Buffer
 from ..ir.source import MULTIPLE
 from .moments import shift_moments
-from .reads import reads
 from .sides import separate_sides
 
 TEAM_WORK = 1 << 15  # elements below which a team of threads costs more than it saves
@@ -137,15 +136,12 @@ def _packed_matrices(statements: list[ir.Statement]) -> tuple[Buffer, ...]:
     """Buffers of packed types that go to the matrix unit and nowhere else."""
     loads: dict[Buffer, set[str]] = {}
     for s in statements:
-        if isinstance(s, ir.LoadElement | ir.LoadTile):
-            buffer = s.buffer if isinstance(s, ir.LoadElement) else s.descriptor.buffer
-            if buffer.dtype.is_packed:
-                loads.setdefault(buffer, set()).add(s.var.name)
+        if isinstance(s, ir.LoadElement | ir.LoadTile) and s.buffer.dtype.is_packed:
+            loads.setdefault(s.buffer, set()).add(s.var.name)
     if not loads:
         return ()
     operands = [o for s in statements if isinstance(s, ir.Contract) for o in (s.left, s.right)]
     multiplied = {o.name for o in operands if isinstance(o, ir.Var)}
-    elsewhere = {
-        v.name for s in statements if not isinstance(s, ir.Contract) for v in reads(s) if isinstance(v, ir.Var)
-    }
+    others = (v for s in statements if not isinstance(s, ir.Contract) for v in ir.reads(s))
+    elsewhere = {v.name for v in others if isinstance(v, ir.Var)}
     return tuple(b for b, names in loads.items() if names <= multiplied - elsewhere)
