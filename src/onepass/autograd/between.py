@@ -5,7 +5,7 @@ S = q kᵀ, P = softmax(S), O = P v: S, P and what lies between them, of forward
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,10 +78,17 @@ def _spread(start: Iterable[Node], between: Between, backward: bool = False) -> 
 
 def later_nodes(joint: GraphModule) -> set[Node]:
     """What depends on a tangent."""
-    found = {p for p in joint.graph.find_nodes(op="placeholder") if "tangents" in str(p.target)}
+    tangents = (p for p in joint.graph.find_nodes(op="placeholder") if "tangents" in str(p.target))
+    return reached(tangents) - {joint.graph.output_node()}
+
+
+def reached(start: Iterable[Node], ends: Collection[Node] = (), down: bool = True) -> set[Node]:
+    """Nodes below or above these, they among them; none beyond the ends."""
+    found = set(start) - set(ends)
     stack = list(found)
     while stack:
-        fresh = [u for u in stack.pop().users if u not in found and u.op == "call_function"]
+        node = stack.pop()
+        fresh = [n for n in (node.users if down else node.all_input_nodes) if n not in found and n not in ends]
         found.update(fresh)
         stack += fresh
     return found
@@ -117,10 +124,20 @@ def hint(size: Any) -> int:
 
 
 def call(graph: Graph, target: Any, *args: Any, like: Node, **kwargs: Any) -> Node:
-    """A new operation where nodes are inserted now, with the value it has."""
-    node = graph.call_function(target, args, kwargs)
-    values, options = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-    node.meta = {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
-    with like.meta["val"].fake_mode:
-        node.meta["val"] = target(*values, **options)
+    """A new operation where nodes are inserted now, of the place that another one has in the user's program."""
+    node = valued(graph.call_function(target, args, kwargs), like.meta["val"].fake_mode)
+    return with_place(node, like)
+
+
+def valued(node: Node, mode: Any) -> Node:
+    """A new operation with the value it has: a tensor without memory, of that mode."""
+    values, options = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with mode:
+        node.meta["val"] = node.target(*values, **options)  # type: ignore[operator]
+    return node
+
+
+def with_place(node: Node, like: Node) -> Node:
+    """A node with the place that another one has in the user's program."""
+    node.meta |= {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
     return node

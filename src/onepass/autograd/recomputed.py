@@ -22,7 +22,7 @@ from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.target import Target
-from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, matrices, products_between, size_of
+from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, matrices, products_between, reached, size_of
 from .exact import compared_with_extremes
 from .references import drop_references
 from .row_sums import normalise, replace_row_sums, row_sums
@@ -108,21 +108,13 @@ def _multiply_us(between: Between, counts: tuple[int, int], target: Target) -> f
 
 def _is_skipped(between: Between) -> bool:
     """Whether values at positions that no data decides are -inf."""
-    masks = [n for n in _made_of(between) if n.meta["val"].dim() > 1 and not _reads_data(n)]
+    masks = [
+        n
+        for n in _made_of(between)
+        if n.meta["val"].dim() > 1 and not any(a.op == "placeholder" for a in reached([n], down=False))
+    ]
     inside = (*between.forward, *masks, *(n for m in (*between.forward, *masks) for n in m.all_input_nodes))
     return bool(masks) and any(-math.inf in n.args for n in inside)
-
-
-def _reads_data(node: Node) -> bool:
-    stack, seen = [node], {node}
-    while stack:
-        n = stack.pop()
-        if n.op == "placeholder":
-            return True
-        fresh = [m for m in n.all_input_nodes if m not in seen]
-        seen.update(fresh)
-        stack += fresh
-    return False
 
 
 # --- which values ---

@@ -26,8 +26,9 @@ from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.row_loop import over_rows
 from ..ir.target import Target
+from .between import hint, later_nodes, valued
 from .row_bodies import Body, rows_returned
-from .row_regions import PRODUCTS, Region, find_region, hint, tangent_nodes
+from .row_regions import PRODUCTS, Region, find_region
 from .row_rules import NotByRows, expression, product_of, rebuilt, reduced_dims, shape_of
 from .scaled import SCALED
 
@@ -61,7 +62,7 @@ def loop_over_rows(
     Says whether there were any. `strict`: errors are raised.
     """
     decisions: list[Decision] = []
-    tangents = tangent_nodes(module.graph)
+    tangents = later_nodes(module)
     candidates = [n for n in module.graph.nodes if n.target in PRODUCTS and n not in tangents and _is_tall(n)]
     for product in candidates:
         if not product.users or (names is not None and product.name not in names):
@@ -206,10 +207,7 @@ class _Rewriting:
         known = (Node, int, float, bool, str, torch.dtype, torch.device, torch.memory_format, type(None))
         args, kwargs = pytree.tree_map(lambda x: x if isinstance(x, known) else self.size(x), (args, kwargs))
         with self.graph.inserting_before(self.end):
-            node = self.graph.call_function(target, args, kwargs)
-        known, named = map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.mode:
-            node.meta["val"] = target(*known, **named)
+            node = valued(self.graph.call_function(target, args, kwargs), self.mode)
         self.added.append(node)
         return node
 
