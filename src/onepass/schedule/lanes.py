@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..analysis.access import flat_offset
 from ..analysis.nest import Nest, provable
 from ..ir.expr import Expr, Load, Reduce, postorder
-from ..ir.kernel import Accumulator, Bind, Kernel, Local, Operand, Start, WriteLocal
+from ..ir.kernel import Accumulator, Bind, Kernel, Local, Operand, WriteLocal
 from ..ir.poly import Axis, Poly, nonnegative, product
 from ..ir.target import Target
 from .builder import Builder, Kept, Scope, when
@@ -57,11 +57,11 @@ class Lanes(Leaf):
         if len(pieces) < 2 and step == 1:
             self._open_grid(rest, items, then)
             return
-        grid = list(self.grid)
+        grid = list(self.builder.grid)
         for (low, high), phase in itertools.product(pieces, range(step)):
             if not nonnegative(high - low - phase - 1):
                 continue
-            self.grid = list(grid)
+            self.builder.grid = list(grid)
             inside = Axis(self.builder.name(f"{position.name}_"), (high - low - phase + step - 1) // step)
             condition = self._between(position, low, high)
             if step > 1:
@@ -146,8 +146,7 @@ class Lanes(Leaf):
         states = product(a.extent for a in inside).constant
         assert states is not None
         accumulator = self._states(item.reduce, states, rows)
-        self.builder.add(Start(accumulator))
-        return replace(item, accumulator=accumulator, state=linear(self.layout.order(inside)))
+        return replace(item, accumulator=self.builder.start(accumulator), state=linear(self.layout.order(inside)))
 
     def _states(self, reduce: Reduce, lanes: int, run: int) -> Accumulator:
         """`run`: how many elements enter one state, at most."""
