@@ -66,6 +66,10 @@ class Nest:
         """The classes a reduction iterates: free and bound."""
         return reduce.axes | {self.bound[a] for a in reduce.over}
 
+    def free(self, reduce: Reduce) -> frozenset[Axis]:
+        """The classes a reduction has a result for each position of."""
+        return frozenset(self.bound.get(a, a) for a in reduce.axes)
+
     def sweeps(self, reduce: Reduce, axis: Axis) -> bool:
         """Whether a reduction runs over a class."""
         return any(self.bound[a] is axis for a in reduce.over)

@@ -436,18 +436,10 @@ def _memory(p: _Program, share: float, places: int, target: Target) -> tuple[flo
 
 def _side_by_side(times: list[Time]) -> Time:
     """Kernels that share a launch: each takes its turn on the same processors."""
-    return Time(
-        memory_us=sum(t.memory_us for t in times),
-        scalar_us=sum(t.scalar_us for t in times),
-        matrix_us=sum(t.matrix_us for t in times),
-        cache_us=sum(t.cache_us for t in times),
-        serial_us=sum(t.serial_us for t in times),
-        start_us=sum(t.start_us for t in times),
-        launch_us=times[0].launch_us,
-        programs=sum(t.programs for t in times),
-        resident=min(t.resident for t in times),
-        rates=times[0].rates,
-    )
+    limits = ("memory_us", "scalar_us", "matrix_us", "cache_us", "serial_us", "start_us", "programs")
+    summed = {name: sum(getattr(t, name) for t in times) for name in limits}
+    resident = min(t.resident for t in times)
+    return Time(**summed, launch_us=times[0].launch_us, resident=resident, rates=times[0].rates)
 
 
 def _wasted(kernel: ir.Kernel, target: Target) -> Time:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..analysis.access import estimate, flat_offset, numel, power_above
 from ..analysis.contraction import LEAST_TILE, Contraction
-from ..analysis.inline import exact, reductions
+from ..analysis.inline import exact
 from ..analysis.nest import NestStore
 from ..analysis.operands import operands
 from ..ir.expr import Load, postorder
@@ -104,7 +104,7 @@ def matrices(c: Contraction) -> tuple[int, int]:
 
     Where rows are reduced, a product is in many reductions, at other columns.
     """
-    found = [r for r in reductions(s.value for s in c.nest.stores) if operands(r) is not None]
+    found = [r for r in c.nest.reductions if operands(r) is not None]
     kinds = [sides[0].dtype for r in found if (sides := operands(r)) is not None]
     count = sum(2 if d.is_packed else 1 for d in kinds)
     return max(d.bytes for d in kinds), len({r.over for r in found}) if c.reduces_columns else count
@@ -122,7 +122,7 @@ def _least_step(c: Contraction, width: int) -> int:
 
 def _across(c: Contraction) -> bool:
     """Whether the matrix with the columns is contiguous along them."""
-    loads = [e for e in postorder([s.value for s in c.nest.stores]) if isinstance(e, Load)]
+    loads = [e for e in postorder(c.nest.values) if isinstance(e, Load)]
     own = [e for e in loads if c.columns in e.axes and c.rows not in e.axes and len(e.axes) > 1]
     return any(flat_offset(e.buffer, e.index).coefficient(c.columns) is Poly.ONE for e in own)
 

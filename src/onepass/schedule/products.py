@@ -145,7 +145,7 @@ class ProductScheduler(MatrixTiles):
     def _longest_last(self) -> bool:
         """Whether later rows have more to sweep: they should start first."""
         rows = self.c.rows
-        for r in reductions(s.value for s in self.c.nest.stores):
+        for r in self.c.nest.reductions:
             if len(r.over) == 1 and rows in r.axes:
                 counts = needed(r.inputs[0], r.monoid, r.monoid == "max")
                 ranges = find_ranges(counts, rows, r.over[0], Poly.ZERO, 1)
@@ -486,7 +486,7 @@ class ProductScheduler(MatrixTiles):
         once = self.tiles.rows <= FEW_ROWS and load.axes >= set(self.c.grid)
         if not once or not larger_than_cache(load.buffer, self.target):
             return False
-        products = map(operands, reductions(s.value for s in self.c.nest.stores))
+        products = map(operands, self.c.nest.reductions)
         as_is = {side.buffer for sides in products for side in sides or () if isinstance(side, Load)}
         all_bytes = sum(map(storage_bytes, as_is))
         return not self.c.inner or all_bytes <= MOST_STREAMED * self.target.chip_cache_bytes

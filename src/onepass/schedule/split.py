@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
 from ..analysis.carried import CARRIED_ROWS
-from ..analysis.inline import reductions
 from ..analysis.legality import programs_of
 from ..analysis.nest import Nest, NestStore, direct_reductions
 from ..ir.expr import Expr, Part, Reduce, const, pointwise, substitute_axes
@@ -28,7 +27,7 @@ CARRIED_ELEMENTS = 8192  # of the rows that the programs of one processor hold a
 
 def unfinished(nest: Nest, axis: Axis) -> list[Reduce]:
     """The reductions that a split over a class leaves unfinished."""
-    return [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
+    return [r for r in nest.reductions if nest.sweeps(r, axis)]
 
 
 def split(
@@ -80,7 +79,7 @@ def chunk_size(nest: Nest, axis: Axis, target: Target) -> int:
         each = max(1, min(4, CARRIED_ELEMENTS // tile_elements(inner))) if target.warp else 2
         return max(CARRIED_ROWS, -(-estimate(axis.extent) // (each * target.processors)))
     taken = programs_of(nest, target)
-    domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in reductions(s.value for s in nest.stores))]
+    domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in nest.reductions)]
     if max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):
         return 1
     if target.warp and axis in _contiguous(nest) - {AxisOrder(nest).strip_axis()}:
