@@ -86,7 +86,9 @@ def row_pieces(nest: Nest, axis: Axis, target: Target) -> Pieces | None:
     loads = _loads(nest, inner)
     rows = [e for e in loads if axis in e.axes]
     states = lanes * count * sum(d.bytes for r in ends for d in r.part_dtypes)
-    kept = states + lanes * count * sum(_kept_bytes(e) for e in rows) <= target.registers * 3
+    # Until the row is done only bfloat16 stays in registers as narrow as it came.
+    loaded = lanes * count * sum(2 if e.dtype is DType.BF16 else max(4, e.dtype.bytes) for e in rows)
+    kept = states + loaded <= target.registers * 3
     if not kept and states > target.carried_bytes:
         return None
     if not kept:  # little of a piece at once beside the states
@@ -102,8 +104,3 @@ def _row(nest: Nest, axis: Axis) -> list[Axis]:
 
 def _loads(nest: Nest, inner: list[Axis]) -> set[Load]:
     return {e for e in postorder(opened(nest)) if isinstance(e, Load) and e.axes & frozenset(inner)}
-
-
-def _kept_bytes(load: Load) -> int:
-    """Register bytes of a loaded element until the row is done: only bfloat16 stays as narrow as it came."""
-    return 2 if load.dtype is DType.BF16 else max(4, load.dtype.bytes)

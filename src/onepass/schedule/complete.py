@@ -49,8 +49,9 @@ def _tile_program(kernel: ir.Kernel, statements: list[ir.Statement]) -> ir.Kerne
 
     def change(s: ir.Statement) -> ir.Statement:
         match s:
-            case ir.Loop() if kernel.stages and not kernel.resident and _is_innermost(s) and s.extent is not Poly.ONE:
-                return replace(s, stages=s.ahead(kernel.stages))
+            case ir.Loop() if kernel.stages and not kernel.resident and s.extent is not Poly.ONE:
+                innermost = not any(isinstance(x, ir.Loop) for x in ir.walk(s.body))
+                return replace(s, stages=s.ahead(kernel.stages)) if innermost else s
             case ir.RandomWord() if s.along is not None and halves and (s.along.extent.constant or 0) >= 8:
                 return replace(s, calls=2)  # a thread has eight neighbours then, not four
         return s
@@ -63,10 +64,6 @@ def _tile_program(kernel: ir.Kernel, statements: list[ir.Statement]) -> ir.Kerne
         denormals=any(s.op in NEED_DENORMALS and _is_float(s.args[0]) for s in lets),
         asserts=any(s.op in ("wrap_index", "check_index") for s in lets),
     )
-
-
-def _is_innermost(loop: ir.Loop) -> bool:
-    return not any(isinstance(s, ir.Loop) for s in ir.walk(loop.body))
 
 
 def _is_float(value: ir.Operand) -> bool:

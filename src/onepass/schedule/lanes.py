@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ..analysis.access import flat_offset, work_of
-from ..analysis.nest import Nest, provable
+from ..analysis.nest import Nest
 from ..ir.expr import Expr, Load, Part, Reduce, postorder
 from ..ir.kernel import Accumulator, Bind, Kernel, Local, Operand, WriteLocal
-from ..ir.poly import Axis, Poly, nonnegative, product
+from ..ir.poly import Axis, Poly, in_range, nonnegative, product
 from ..ir.target import Target
 from .builder import Builder, Kept, Scope, when
 from .layout import Layout
@@ -105,7 +105,8 @@ class Lanes(Leaf):
         place = (tiled - self.starts[tiled]) * pitch + (looped - self.starts[looped])
         for load in dict.fromkeys(e for i in items for v in i.values for e in postorder([v]) if isinstance(e, Load)):
             along = flat_offset(load.buffer, load.index).coefficient(looped)
-            whole = {tiled, looped} <= load.axes and not load.children and provable(load.buffer, load.index)
+            inside = all(in_range(p, size) for p, size in zip(load.index, load.buffer.shape, strict=True))
+            whole = {tiled, looped} <= load.axes and not load.children and inside
             if not whole or along is None or along.constant not in (1, -1):
                 continue
             local = Local(self.builder.name("block"), load.dtype, self.layout.blocks[tiled] * pitch)

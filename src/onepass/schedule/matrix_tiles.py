@@ -75,8 +75,10 @@ class MatrixTiles:
         if key not in self.descriptors and len(self.descriptors) == MOST_MATRICES:
             return None
         if key not in self.descriptors:
+            pairs = zip(buffer.shape, buffer.strides, strict=True)
+            last = sum(((size.constant or 0) - 1) * (stride.constant or 0) for size, stride in pairs)
             name = f"matrix{len(self.descriptors)}"
-            self.descriptors[key] = Descriptor(name, buffer, _largest_offset(buffer) // pitch + 1, pitch, block)
+            self.descriptors[key] = Descriptor(name, buffer, last // pitch + 1, pitch, block)
         resolve = self.builder.resolve
         return (
             self.descriptors[key],
@@ -85,11 +87,6 @@ class MatrixTiles:
             next(dim for (_, dim), a in self.opened.items() if a is outer) == COLUMN,
             resolve(offset),
         )
-
-
-def _largest_offset(buffer: Buffer) -> int:
-    pairs = zip(buffer.shape, buffer.strides, strict=True)
-    return sum(((size.constant or 0) - 1) * (stride.constant or 0) for size, stride in pairs)
 
 
 def _largest(poly: Poly) -> int | None:
