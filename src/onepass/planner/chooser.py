@@ -61,8 +61,6 @@ class Chooser(Reading):
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
         super().__init__(program, self.products)
-        self.taken: set[Define] = set()
-        self.above: dict[Define, tuple[list[Define], list[Define]]] = {}  # what a product is made of
         self._bounds: dict[Contraction, float] = {}  # equal regions have one contraction
         self.regions: list[Region] = []
 

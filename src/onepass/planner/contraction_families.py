@@ -20,8 +20,7 @@ from ..ir.plan import Decision
 from ..ir.program import Define
 from .chooser import Chooser, Defines
 from .close_calls import AROUND, Times
-from .contraction_chains import between, is_short, products_above, tails
-from .reading import MOST_MEMBERS
+from .reading import MOST_MEMBERS, is_short
 from .regions import Region
 
 MOST_ENDS = 8  # products of one family
@@ -43,8 +42,8 @@ def try_families(chooser: Chooser) -> None:
 
 def _inner(chooser: Chooser, last: Define) -> set[Define]:
     """What lies between a product and the short ones that it is made of and that grow, these included."""
-    firsts = [d for d in products_above(chooser, last) if is_short(d) and _grows(d) and d is not last]
-    return {*between(chooser, last, firsts), *firsts} - {last} if firsts else set()
+    firsts = [d for d in chooser.products_above(last) if is_short(d) and _grows(d) and d is not last]
+    return {*chooser.between(last, firsts), *firsts} - {last} if firsts else set()
 
 
 def _grows(product: Define) -> bool:
@@ -148,7 +147,7 @@ def _kernel(chooser: Chooser, products: Defines, inner: set[Define], rows: Defin
 def _own_tail(chooser: Chooser, product: Define, products: Defines) -> list[Define]:
     """Point-wise work on a product's result that needs no other product's, but those of its kernel."""
     found: list[Define] = []
-    for d in tails(chooser, product)[0]:
+    for d in chooser.tails(product)[0]:
         if any(s.buffer in chooser.product_of and s not in products for s in chooser.sources(d)):
             break
         found.append(d)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ..analysis.access import load_bytes, numel, storage_bytes, work_of
+from ..analysis.contraction import MOST_HELD
 from ..analysis.inline import loaded, loads_of, reductions
 from ..ir.expr import Expr, Load, Pointwise, postorder
 from ..ir.ops import CASTS
@@ -51,7 +52,9 @@ class Reading:
         self.cheap: dict[Define, bool] = {}
         self.chains: dict[Define, dict[Define, None]] = {}
         self.memories: dict[Define, set[Load]] = {}
+        self.taken: set[Define] = set()  # definitions that kernels of products compute
         self._sources: dict[Define, tuple[Define, ...]] = {}
+        self._above: dict[Define, tuple[list[Define], list[Define]]] = {}
 
     def _reads(self, define: Define) -> None:
         for buffer in loaded(define.value):
@@ -122,6 +125,56 @@ class Reading:
             (define,) = sources
         return dict.fromkeys(found[:grown])
 
+    # --- around products ---
+
+    def products_above(self, last: Define) -> list[Define]:
+        """The products that a product is made of, through values that are none."""
+        return [d for d in self._made_of(last)[0] if d.buffer in self.product_of and d not in self.taken]
+
+    def between(self, last: Define, chosen: list[Define]) -> list[Define]:
+        """Some of the products that a product is made of, and all that depends on them."""
+        visited, finished = self._made_of(last)
+        depends = {d for d in chosen if d not in self.taken}
+        for d in finished:
+            if not depends.isdisjoint(self.sources(d)):
+                depends.add(d)
+        return [d for d in visited if d in depends]
+
+    def _made_of(self, last: Define) -> tuple[list[Define], list[Define]]:
+        """All that a product is made of, back to other products; and what of that is no product, sources first."""
+        if last in self._above:
+            return self._above[last]
+        visited: dict[Define, None] = {}
+        finished: list[Define] = []
+        stack = [(d, False) for d in self.sources(last)]
+        while stack:
+            d, ready = stack.pop()
+            if ready:
+                finished.append(d)
+            elif d not in visited:
+                visited[d] = None
+                if d.buffer not in self.product_of:
+                    stack.append((d, True))
+                    stack.extend((s, False) for s in self.sources(d) if s not in visited)
+        self._above[last] = list(visited), finished
+        return self._above[last]
+
+    def tails(self, last: Define) -> list[tuple[Define, ...]]:
+        """Point-wise work on a product's result that nobody else reads, longest first; none at the end."""
+        chain: list[Define] = []
+        current = last
+        while current.buffer not in self.elsewhere and len(chain) < MOST_MEMBERS:
+            users = self.readers.get(current.buffer, [])
+            if len(set(users)) != 1 or users[0] in self.taken or users[0].buffer in self.product_of:
+                break
+            (current, *_) = users
+            if reductions([current.value]) or numel(current.axes) != numel(last.axes):
+                break
+            chain.append(current)
+        return [tuple(chain[:k]) for k in range(len(chain), -1, -1)]
+
+    # --- values that could be computed again ---
+
     def memory(self, define: Define) -> set[Load]:
         """What a point-wise value reads, with all it is made of."""
         if define not in self.memories:
@@ -171,6 +224,12 @@ class Reading:
         """Positions of a product along which what it reads does not vary."""
         along = {a for e in loads_of([product.value])[define.buffer] for a in e.axes}
         return numel([a for a in product.axes if a not in along])
+
+
+def is_short(product: Define) -> bool:
+    """Whether a product's sums are short enough to be computed inside a sweep."""
+    lengths = [a.extent.constant for r in reductions([product.value]) for a in r.over]
+    return all(n is not None and n <= MOST_HELD for n in lengths)
 
 
 @lru_cache(maxsize=8192)
