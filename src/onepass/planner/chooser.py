@@ -135,7 +135,7 @@ class Chooser(Reading):
 
         def question() -> tuple[Regions, Regions]:
             wanted = [d.buffer for d in self.stored(members)]
-            return both_ways(self.program, self.order, (regions, before), wanted, stored & {*again})
+            return both_ways(self.program, self.ordered, (regions, before), wanted, stored & {*again})
 
         if times is not None:
             decision = self.close_calls.settle(decision, times, question)
@@ -204,7 +204,7 @@ class Chooser(Reading):
             wanted = (computes or not operand) and (self.is_cheap(d) or self.is_unpacked_once(d, reader))
             again = self.chain(d) if wanted else self.moves(d) if operand else ()
             found |= dict.fromkeys(c for c in again if c not in own)
-        return tuple(sorted(found, key=self.order.__getitem__))
+        return self.ordered(found)
 
     def ways_again(self, members: Defines) -> Iterable[Defines]:
         """What members compute again: all that is cheap; nothing that many positions share; no operands, which only

@@ -37,7 +37,7 @@ def try_families(chooser: Chooser) -> None:
             ends += [d for d, _ in joining]
             found.update(*(own for _, own in joining))
         if 1 < len(ends) <= MOST_ENDS and len(found) <= MOST_MEMBERS:
-            _consider(chooser, sorted(ends, key=chooser.order.__getitem__), found)
+            _consider(chooser, chooser.ordered(ends), found)
 
 
 def _inner(chooser: Chooser, last: Define) -> set[Define]:
@@ -51,9 +51,9 @@ def _grows(product: Define) -> bool:
     return storage_bytes(product.buffer) > max(map(storage_bytes, loaded(product.value)))
 
 
-def _consider(chooser: Chooser, ends: list[Define], inner: set[Define]) -> None:
+def _consider(chooser: Chooser, ends: Defines, inner: set[Define]) -> None:
     """The kernels of a family, if they are all possible and faster."""
-    names = min(inner, key=chooser.order.__getitem__).origin.node, ends[-1].origin.node
+    names = chooser.ordered(inner)[0].origin.node, ends[-1].origin.node
 
     def refuse(reason: str) -> None:
         chooser.decisions.append(Decision(*names, "again", False, reason))
@@ -67,9 +67,9 @@ def _consider(chooser: Chooser, ends: list[Define], inner: set[Define]) -> None:
     if not possible:
         return refuse(next(kernels.reason for kernels in found if isinstance(kernels, Refusal)))
     regions = min(possible, key=lambda kernels: sum(map(_us, kernels)))
-    everything = sorted({*inner, *(m for r in regions for m in r.members)}, key=chooser.order.__getitem__)
-    more = sorted({a for r in regions for a in r.again} - inner, key=chooser.order.__getitem__)
-    together, apart = sum(map(_us, regions)), chooser.apart(tuple(everything), tuple(more))
+    everything = chooser.ordered({*inner, *(m for r in regions for m in r.members)})
+    more = chooser.ordered({a for r in regions for a in r.again} - inner)
+    together, apart = sum(map(_us, regions)), chooser.apart(everything, more)
     repeated = ", ".join(d.origin.node for d in everything if d in inner and d.buffer in chooser.product_of)
     ways = f"in {len(regions)} kernels that each compute {repeated}", AROUND
     reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
@@ -93,7 +93,7 @@ def _kernels_after(
 ) -> list[Region] | Refusal:
     """The same, where the kernel of one product stores what rows are reduced to, and the others read it."""
     left: set[Define] = set()
-    for d in sorted(inner - {*rows}, key=chooser.order.__getitem__):
+    for d in chooser.ordered(inner - {*rows}):
         if d.buffer in chooser.product_of or any(s in left for s in chooser.sources(d)):
             left.add(d)
     stores = _kernel(chooser, (first,), inner, rows)
@@ -135,8 +135,8 @@ def _kernel(chooser: Chooser, products: Defines, inner: set[Define], rows: Defin
     refusal = Refusal("")
     longest = [d for p in products for d in _own_tail(chooser, p, products)]
     for followed in dict.fromkeys((tuple(longest), ())):
-        members = tuple(sorted({*products, *followed, *rows}, key=chooser.order.__getitem__))
-        again = tuple(sorted({*own, *chooser.again((*members, *own))} - {*rows}, key=chooser.order.__getitem__))
+        members = chooser.ordered({*products, *followed, *rows})
+        again = chooser.ordered({*own, *chooser.again((*members, *own))} - {*rows})
         found = chooser.contracted(contract, members, again)
         if not isinstance(found, Refusal):
             return Region(members, again, chooser.kernel(found, members, again))

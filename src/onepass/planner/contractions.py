@@ -23,8 +23,7 @@ from .beside import join_beside
 from .chooser import Chooser, Defines, Kind
 from .close_calls import Judge
 from .contraction_families import try_families
-from .contraction_rows import ROWS, followers
-from .contraction_states import TILES
+from .contraction_reductions import ROWS, TILES, followers
 from .library_attention import Offer, call, offered
 from .reading import MOST_MEMBERS, UNPACKED_ROWS, is_short
 from .regions import Regions
@@ -74,7 +73,7 @@ def _try_chain(chooser: Chooser, extern: Extern) -> None:
     if last is None or last in chooser.taken:
         return
     short = (d for d in chooser.products_above(last) if is_short(d))  # longer ones could not be computed again
-    found = sorted(short, key=chooser.order.__getitem__, reverse=True)  # the nearest first
+    found = [*reversed(chooser.ordered(short))]  # the nearest first
     # All at once; where that is no kernel, what depends on one of them, the others read from memory.
     for firsts in [found, *([first] for first in found if len(found) > 1)]:
         if not firsts:
@@ -181,7 +180,7 @@ def _grown(chooser: Chooser, core: set[Define], tail: Defines, last: Define | No
     result = tail[-1] if tail else last
     assert result is not None
     most = max(most, storage_bytes(result.buffer))
-    waiting = [d for m in sorted(members, key=chooser.order.__getitem__) for d in _neighbours(chooser, m)]
+    waiting = [d for m in chooser.ordered(members) for d in _neighbours(chooser, m)]
     while waiting and len(members) <= MOST_MEMBERS:
         d = waiting.pop()
         if d in members or d in chooser.taken:
@@ -199,7 +198,7 @@ def _grown(chooser: Chooser, core: set[Define], tail: Defines, last: Define | No
             waiting += _neighbours(chooser, d)
     if any(storage_bytes(d.buffer) > most for d in chooser.stored(members)):
         return ()
-    return tuple(sorted(members, key=chooser.order.__getitem__))
+    return chooser.ordered(members)
 
 
 def _aside(chooser: Chooser, define: Define, members: set[Define], most: int) -> bool:

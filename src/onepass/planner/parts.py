@@ -6,7 +6,7 @@ those of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..analysis.inline import read_by
 from ..ir.poly import Poly, Symbol
@@ -16,25 +16,23 @@ from .regions import Region, Regions
 
 def both_ways(
     program: Program,
-    order: Mapping[Define, int],
+    ordered: Callable[[Iterable[Define]], tuple[Define, ...]],
     ways: tuple[Sequence[Region], Sequence[Region]],
     wanted: Sequence[Buffer],
     given: set[Define],
 ) -> tuple[Regions, Regions]:
     """The part of a program that regions compute: as these regions, and with other kernels only (`ways`).
 
-    `order`: of definitions and products. `wanted`: what others read of the part. `given`: what it computes again and
-    others store anyway, so that without these regions it is read.
+    `ordered`: definitions and products in order. `wanted`: what others read of the part. `given`: what it computes
+    again and others store anyway, so that without these regions it is read.
     """
     inside, kernels = ({d for r in regions for d in (*r.members, *r.again)} for regions in ways)
     parts = inside, inside - (given - kernels)
-    together, apart = (
-        _part(program, sorted(p, key=order.__getitem__), w, wanted) for p, w in zip(parts, ways, strict=True)
-    )
+    together, apart = (_part(program, ordered(p), w, wanted) for p, w in zip(parts, ways, strict=True))
     return together, apart
 
 
-def _part(program: Program, inside: list[Define], regions: Sequence[Region], wanted: Sequence[Buffer]) -> Regions:
+def _part(program: Program, inside: Sequence[Define], regions: Sequence[Region], wanted: Sequence[Buffer]) -> Regions:
     """These definitions alone, products that are in no region by the library."""
     kernels = {d for r in regions for d in (*r.members, *r.again)}
     library = {s.contraction: s for s in program.externs()}

@@ -63,10 +63,14 @@ class Reading:
     def forget_unread(self, members: Iterable[Define], again: Iterable[Define]) -> None:
         """Values that members compute again and nobody else reads are not made: they read nothing any more."""
         inside = {*members, *again}
-        for d in sorted(again, key=self.order.__getitem__, reverse=True):
+        for d in reversed(self.ordered(again)):
             if d.buffer not in self.elsewhere and self.readers_of(d) <= inside:
                 for buffer in loaded(d.value):
                     self.readers[buffer] = [r for r in self.readers[buffer] if r is not d]
+
+    def ordered(self, defines: Iterable[Define]) -> tuple[Define, ...]:
+        """Definitions and products in the program's order."""
+        return tuple(sorted(defines, key=self.order.__getitem__))
 
     def sources(self, define: Define) -> tuple[Define, ...]:
         """The definitions and products that a definition reads."""
