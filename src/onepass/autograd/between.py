@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..analysis.reach import reached
 from ..ir.callables import operators
 
 # What the min-cut is told of a node.
@@ -63,35 +64,26 @@ def products_between(joint: GraphModule) -> Iterator[Between]:
 
 def _spread(start: Iterable[Node], between: Between, backward: bool = False) -> dict[Node, None]:
     """What is made of values and is large, up to the next product; of backward also what they are made of."""
-    found = dict.fromkeys(start)
-    stack = list(found)
-    while stack:
-        node = stack.pop()
+
+    def beside(node: Node) -> Iterator[Node]:
         before = node.all_input_nodes if backward and node.target not in PRODUCTS else ()
         for n in (*(u for u in node.users if u.target not in PRODUCTS), *before):
-            among = n.op == "call_function" and (n in between.later) == backward
-            if among and n not in found and between.is_large(n):
-                found[n] = None
-                stack.append(n)
-    return found
+            if n.op == "call_function" and (n in between.later) == backward and between.is_large(n):
+                yield n
+
+    return reached(start, beside)
 
 
 def later_nodes(joint: GraphModule) -> set[Node]:
     """What depends on a tangent."""
     tangents = (p for p in joint.graph.find_nodes(op="placeholder") if "tangents" in str(p.target))
-    return reached(tangents) - {joint.graph.output_node()}
+    return nodes_reached(tangents) - {joint.graph.output_node()}
 
 
-def reached(start: Iterable[Node], ends: Collection[Node] = (), down: bool = True) -> set[Node]:
+def nodes_reached(start: Iterable[Node], ends: Collection[Node] = (), down: bool = True) -> set[Node]:
     """Nodes below or above these, they among them; none beyond the ends."""
-    found = set(start) - set(ends)
-    stack = list(found)
-    while stack:
-        node = stack.pop()
-        fresh = [n for n in (node.users if down else node.all_input_nodes) if n not in found and n not in ends]
-        found.update(fresh)
-        stack += fresh
-    return found
+    begin, end = set(start), set(ends)
+    return {*reached(begin - end, lambda n: (n.users.keys() if down else {*n.all_input_nodes}) - end)}
 
 
 def matrices(product: Node) -> tuple[Node, Node]:

@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ..analysis.library_price import multiply_us
+from ..analysis.reach import reached
 from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.plan import Decision
@@ -234,15 +235,11 @@ class _Rewriting:
             return {}
         value = root.meta["val"]
         copies = {root: self.call(aten.full.default, [], 1, dtype=value.dtype, device=value.device)}
-        needed = {a for a in region.inputs() if a in region.tangents}
+        between = region.tangents - {root}
+        needed = reached(between.intersection(region.inputs()), lambda n: between.intersection(n.all_input_nodes))
         order = [n for n in self.graph.nodes if n in region.tangents and n not in region.inner]
-        stack = [n for n in needed if n is not root]
-        while stack:
-            above = [a for a in stack.pop().all_input_nodes if a in region.tangents and a not in needed]
-            needed.update(above)
-            stack += [a for a in above if a is not root]
         for node in order:
-            if node in needed and node is not root:
+            if node in needed:
                 with self.graph.inserting_before(self.end):
                     copies[node] = self.graph.node_copy(node, lambda n: copies.get(n, n))
                 self.added.append(copies[node])

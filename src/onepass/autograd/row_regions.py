@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.callables import operators
-from .between import reached, size_of
+from .between import nodes_reached, size_of
 from .row_rules import NotByRows, Rows, constant_of, kind_of, place_of, reduced_dims, rows_after, shape_of
 from .undefined import is_linear_in
 
@@ -58,12 +58,12 @@ def find_region(region: Region) -> None:
     (product,) = region.products
     _Growth(region, shape_of(product)).run()
     position = {n: k for k, n in enumerate(product.graph.nodes)}
-    below = reached(region.products)
+    below = nodes_reached(region.products)
     narrow = set(region.rows) - region.wide
     first = {n for n in narrow if any(a in region.wide and a in below for a in n.all_input_nodes)}
     for stop in (False, True):  # without a root first: it decides what is between
         ends = [region.root] if stop and region.root is not None else []
-        above = reached(region.wide, ends, down=False)
+        above = nodes_reached(region.wide, ends, down=False)
         region.inner = (region.wide | first | (narrow & above)) - set(region.products)
         region.root = _root(region, position)
     _check(region)
@@ -91,7 +91,7 @@ class _Growth:
     def below(self) -> set[Node]:
         """All that is made of the products."""
         if self._below is None:
-            self._below = reached(self.region.products)
+            self._below = nodes_reached(self.region.products)
         return self._below
 
     def enter(self, node: Node, rows: Rows) -> None:
@@ -184,7 +184,7 @@ def _root(region: Region, position: dict[Node, int]) -> Node | None:
 def _is_free(node: Node, region: Region) -> bool:
     """Whether the other operands of a number are known before the region runs."""
     others = [a for a in node.all_input_nodes if a not in region.tangents]
-    return reached(region.products).isdisjoint(others)
+    return nodes_reached(region.products).isdisjoint(others)
 
 
 def _require_linear(node: Node, tangents: set[Node]) -> None:
@@ -206,10 +206,10 @@ def _require_linear(node: Node, tangents: set[Node]) -> None:
 
 def _check(region: Region) -> None:
     """What the region reads must not depend on what it makes."""
-    body = region.body() & reached(region.products)
+    body = region.body() & nodes_reached(region.products)
     ends = {n for n in region.products[0].graph.nodes if n is region.root or _is_size(n)}
     inputs = [a for a in region.inputs() if a is not region.root]
-    if not body.isdisjoint(reached(inputs, ends, down=False)):
+    if not body.isdisjoint(nodes_reached(inputs, ends, down=False)):
         raise NotByRows("what rows need depends on all rows")
     if region.root is not None and region.root.meta["val"].dtype is torch.float16:
         raise NotByRows("a gradient in float16 needs its tangent's scale")

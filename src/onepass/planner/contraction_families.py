@@ -10,12 +10,13 @@ and the same sweep are one, against all of it by the library with what lies betw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..analysis.access import storage_bytes
 from ..analysis.contraction import contract
 from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
+from ..analysis.reach import reached
 from ..ir.plan import Decision
 from ..ir.program import Define
 from .chooser import Chooser, Defines
@@ -124,12 +125,11 @@ def _us(region: Region) -> float:
 
 def _kernel(chooser: Chooser, products: Defines, inner: set[Define], rows: Defines = ()) -> Region | Refusal:
     """One kernel of products at the end, with the work on their results that is possible. `rows`: stored beside."""
-    own: set[Define] = set()
-    stack = list(products)
-    while stack:
-        fresh = [s for s in chooser.sources(stack.pop()) if s in inner and s not in own]
-        own.update(fresh)
-        stack += fresh
+
+    def inside(define: Define) -> Iterable[Define]:
+        return (s for s in chooser.sources(define) if s in inner)
+
+    own = {*reached((s for p in products for s in inside(p)), inside)}
     if not own.issuperset(rows):
         return Refusal("a product does not need all that rows are reduced to")
     refusal = Refusal("")

@@ -11,6 +11,7 @@ from functools import lru_cache
 from ..analysis.access import load_bytes, numel, storage_bytes, work_of
 from ..analysis.contraction import MOST_HELD
 from ..analysis.inline import loaded, loads_of, reductions
+from ..analysis.reach import reached
 from ..ir.expr import Expr, Load, Pointwise, postorder
 from ..ir.ops import CASTS
 from ..ir.program import Buffer, Define, Extern, Program, Update, buffers_in
@@ -105,12 +106,7 @@ class Reading:
     def chain(self, define: Define) -> dict[Define, None]:
         """A point-wise value and those it is made of, back to what must be read."""
         if define not in self.chains:
-            chain, stack = {define: None}, [define]
-            while stack and len(chain) <= MOST_MEMBERS:
-                fresh = [d for d in self.sources(stack.pop()) if d not in chain and self.is_point_wise(d)]
-                chain |= dict.fromkeys(fresh)
-                stack.extend(fresh)
-            self.chains[define] = chain
+            self.chains[define] = reached([define], lambda d: filter(self.is_point_wise, self.sources(d)), MOST_MEMBERS)
         return self.chains[define]
 
     def moves(self, define: Define) -> dict[Define, None]:
@@ -205,12 +201,7 @@ class Reading:
         points = max(numel(m.axes) for m in members)
         work = {d: sum(_cost(c.value) for c in self.chain(d)) for d in again}  # of each position
         left = {d for d in again if SHARED * numel(d.axes) > points or work[d] < HEAVY}
-        found: set[Define] = set()
-        stack = list(members)
-        while stack:
-            fresh = [s for s in self.sources(stack.pop()) if s in left and s not in found]
-            found.update(fresh)
-            stack.extend(fresh)
+        found = reached(members, lambda d: (s for s in self.sources(d) if s in left))
         return tuple(d for d in again if d in found)
 
     def is_unpacked_once(self, define: Define, product: Define) -> bool:

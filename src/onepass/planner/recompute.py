@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..analysis.access import loads_bytes, storage_bytes
 from ..analysis.inline import loads_of, reductions
+from ..analysis.reach import reached
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define
 from .cost import Cost
@@ -41,13 +42,8 @@ def _chain(groups: PricedGroups, define: Define, number: int) -> list[Define]:
     graph = groups.graph
     own = {d.buffer: d for d in graph.members[number]}
     stored = {d.buffer for d in graph.stored(graph.members[number], frozenset((number,)))}
-    chain, stack = {define}, [define]
-    while stack:
-        for buffer in graph.reads[stack.pop()]:
-            made = own.get(buffer)
-            if made is not None and made not in chain and buffer not in stored and not reductions([made.value]):
-                chain.add(made)
-                stack.append(made)
+    free = {b: d for b, d in own.items() if b not in stored and not reductions([d.value])}
+    chain = reached([define], lambda d: (free[b] for b in graph.reads[d] if b in free))
     return sorted(chain, key=graph.order)
 
 
