@@ -110,6 +110,13 @@ def size_of(node: Node) -> int:
     return hint(value.numel()) if isinstance(value, torch.Tensor) else 0
 
 
+def bytes_of(node: Node) -> int:
+    """Bytes of a value, or of the results of a call together."""
+    value = node.meta.get("val")
+    results = value if isinstance(value, tuple | list) else (value,)
+    return sum(hint(v.numel()) * v.element_size() for v in results if isinstance(v, torch.Tensor))
+
+
 def hint(size: Any) -> int:
     """A size, or what it is assumed to be."""
     return size if isinstance(size, int) else int(size.node.hint or 0)

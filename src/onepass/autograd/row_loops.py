@@ -27,7 +27,7 @@ from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.row_loop import over_rows
 from ..ir.target import Target
-from .between import hint, later_nodes, valued
+from .between import bytes_of, hint, later_nodes, valued
 from .row_bodies import Body, rows_returned
 from .row_regions import PRODUCTS, Region, find_region
 from .row_rules import NotByRows, expression, product_of, rebuilt, reduced_dims, shape_of
@@ -81,7 +81,7 @@ def loop_over_rows(
             reason, spared = f"{problem}" if isinstance(problem, NotByRows) else f"internal: {problem!r}", 0
         consumer = next(iter(region.exits), next(iter(product.users), product))
         decision = Decision(
-            product.name, consumer.name, "row loop", bool(spared), reason, 0.0, spared or _bytes(product)
+            product.name, consumer.name, "row loop", bool(spared), reason, 0.0, spared or bytes_of(product)
         )
         decisions.append(decision)
     module.meta[DECISIONS] = decisions
@@ -98,18 +98,13 @@ def loop_results(graph: Graph) -> list[Node]:
 
 def _is_tall(product: Node) -> bool:
     """Whether the result is larger than what it is made of together."""
-    return _bytes(product) >= max(LEAST_SPARED, *map(_bytes, product.all_input_nodes))
-
-
-def _bytes(node: Any) -> int:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return hint(value.numel()) * value.element_size() if isinstance(value, Tensor) else 0
+    return bytes_of(product) >= max(LEAST_SPARED, *map(bytes_of, product.all_input_nodes))
 
 
 def _chunks(region: Region, target: Target) -> _Chunks:
     """As many chunks as make time squared times memory least, as long as that costs little time."""
-    tall = sum(map(_bytes, region.products))
-    held = sum(map(_bytes, {*region.inputs(), *(n for n, (kind, _, _) in region.exits.items() if kind != "sum")}))
+    tall = sum(map(bytes_of, region.products))
+    held = sum(map(bytes_of, {*region.inputs(), *(n for n, (kind, _, _) in region.exits.items() if kind != "sum")}))
     total = hint(region.products[0].meta["val"].shape[0])
     element = region.products[0].meta["val"].element_size()
     gathered = any(kind in ("gathered", "turned") for kind, _, _ in region.exits.values())
