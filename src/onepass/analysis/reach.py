@@ -17,3 +17,17 @@ def reached(start: Iterable[T], following: Callable[[T], Iterable[T]], most: int
         found |= fresh
         stack += fresh
     return found
+
+
+def in_order(start: Iterable[T], needed: Callable[[T], Iterable[T]]) -> dict[T, None]:
+    """The start and all that it needs, each after what it needs itself; iterative, so depth is no limit."""
+    done: dict[T, None] = {}
+    stack = [(x, False) for x in start]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            done[x] = None
+        elif x not in done:
+            stack.append((x, True))
+            stack.extend((y, False) for y in needed(x) if y not in done)
+    return done

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const, const
+from ..ir.ops import CHECKED
 from ..ir.poly import Axis, Poly, in_range, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import bare, header, operand_dtype
@@ -21,8 +22,6 @@ from .scalars import COMPARISONS, identities
 from .triton_ops import signature_type, triton_fold, triton_join, triton_number, triton_pointwise, triton_type
 from .triton_products import ProductEmitter
 from .triton_text import NO_AXES, OpenTile
-
-_CHECKED = ("wrap_index", "check_index")
 
 
 def emit_triton(kernel: ir.Kernel, exact: bool = False, overlaps: bool = False) -> KernelSource:
@@ -112,7 +111,7 @@ class TritonEmitter(ProductEmitter):
             self.define(s.var, text, dims)
             return
         args = [self.operand(a) for a in s.args]
-        if s.op in _CHECKED:
+        if s.op in CHECKED:
             self.checked_index(s, args, dims)
         else:
             text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, postorder
-from ..ir.ops import OPS
+from ..ir.ops import CHECKED, OPS
 from ..ir.plan import Chosen, Store
 from ..ir.poly import in_range
 from ..ir.program import Define
@@ -128,7 +128,7 @@ def _is_masked(load: Load) -> bool:
 
 def _is_inside_when_masked(e: Pointwise) -> bool:
     """Whether an index is one of its dimension wherever what it is read from is masked."""
-    if e.op not in ("wrap_index", "check_index"):
+    if e.op not in CHECKED:
         return False
     found, size = _when_masked(e.args[0]), e.args[1]
     most = size.poly.constant if isinstance(size, Index) else None

@@ -11,7 +11,7 @@ from functools import lru_cache
 from ..analysis.access import load_bytes, numel, storage_bytes, work_of
 from ..analysis.contraction import MOST_HELD
 from ..analysis.inline import loaded, loads_of, reductions
-from ..analysis.reach import reached
+from ..analysis.reach import in_order, reached
 from ..ir.expr import Expr, Load, Pointwise, postorder
 from ..ir.ops import CASTS
 from ..ir.program import Buffer, Define, Extern, Program, Update, buffers_in
@@ -55,7 +55,7 @@ class Reading:
         self.memories: dict[Define, set[Load]] = {}
         self.taken: set[Define] = set()  # definitions that kernels of products compute
         self._sources: dict[Define, tuple[Define, ...]] = {}
-        self._above: dict[Define, tuple[list[Define], list[Define]]] = {}
+        self._above: dict[Define, dict[Define, None]] = {}
 
     def _reads(self, define: Define) -> None:
         for buffer in loaded(define.value):
@@ -129,34 +129,21 @@ class Reading:
 
     def products_above(self, last: Define) -> list[Define]:
         """The products that a product is made of, through values that are none."""
-        return [d for d in self._made_of(last)[0] if d.buffer in self.product_of and d not in self.taken]
+        return [d for d in self._made_of(last) if d.buffer in self.product_of and d not in self.taken]
 
-    def between(self, last: Define, chosen: list[Define]) -> list[Define]:
+    def between(self, last: Define, chosen: Iterable[Define]) -> list[Define]:
         """Some of the products that a product is made of, and all that depends on them."""
-        visited, finished = self._made_of(last)
-        depends = {d for d in chosen if d not in self.taken}
-        for d in finished:
-            if not depends.isdisjoint(self.sources(d)):
+        depends = set(chosen) - self.taken
+        for d in self._made_of(last):
+            if d.buffer not in self.product_of and not depends.isdisjoint(self.sources(d)):
                 depends.add(d)
-        return [d for d in visited if d in depends]
+        return [d for d in self._made_of(last) if d in depends]
 
-    def _made_of(self, last: Define) -> tuple[list[Define], list[Define]]:
-        """All that a product is made of, back to other products; and what of that is no product, sources first."""
-        if last in self._above:
-            return self._above[last]
-        visited: dict[Define, None] = {}
-        finished: list[Define] = []
-        stack = [(d, False) for d in self.sources(last)]
-        while stack:
-            d, ready = stack.pop()
-            if ready:
-                finished.append(d)
-            elif d not in visited:
-                visited[d] = None
-                if d.buffer not in self.product_of:
-                    stack.append((d, True))
-                    stack.extend((s, False) for s in self.sources(d) if s not in visited)
-        self._above[last] = list(visited), finished
+    def _made_of(self, last: Define) -> dict[Define, None]:
+        """All that a product is made of, back to other products, sources first."""
+        if last not in self._above:
+            above = in_order(self.sources(last), lambda d: () if d.buffer in self.product_of else self.sources(d))
+            self._above[last] = above
         return self._above[last]
 
     def tails(self, last: Define) -> list[tuple[Define, ...]]:

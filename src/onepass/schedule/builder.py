@@ -18,11 +18,10 @@ from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, const
 from ..ir.monoids import lowest
+from ..ir.ops import CHECKED
 from ..ir.poly import Atom, Axis, Poly, Symbol, in_range, nonnegative, transform
 from ..ir.program import Buffer, Origin
 from ..ir.schedule import Schedule
-
-_CHECKED = ("wrap_index", "check_index")
 
 
 @dataclass(slots=True)
@@ -400,7 +399,7 @@ _RAISING = frozenset(("floordiv", "truncdiv", "remainder", "fmod"))
 
 
 def _may_raise(e: Expr) -> bool:
-    return isinstance(e, Pointwise) and (e.op in _CHECKED or (e.op in _RAISING and e.dtype.is_integer))
+    return isinstance(e, Pointwise) and (e.op in CHECKED or (e.op in _RAISING and e.dtype.is_integer))
 
 
 def _is_checked(poly: Poly, size: Poly) -> bool:
@@ -409,7 +408,7 @@ def _is_checked(poly: Poly, size: Poly) -> bool:
     if len(poly.terms) != 1 or poly.terms[0][1] != 1 or len(atoms) != 1 or not size.constant:
         return False
     atom = next(iter(atoms))
-    if not isinstance(atom, Indirect) or not isinstance(atom.value, Pointwise) or atom.value.op not in _CHECKED:
+    if not isinstance(atom, Indirect) or not isinstance(atom.value, Pointwise) or atom.value.op not in CHECKED:
         return False
     limit = atom.value.args[1]
     if isinstance(limit, Index):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..ir import kernel as ir
 from ..ir.expr import Const
-from ..ir.ops import NEED_DENORMALS
+from ..ir.ops import CHECKED, NEED_DENORMALS
 from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Buffer
 from ..ir.source import MULTIPLE
@@ -62,7 +62,7 @@ def _tile_program(kernel: ir.Kernel, statements: list[ir.Statement]) -> ir.Kerne
         multiples=_multiples(kernel, statements),
         matrices=_packed_matrices(statements),
         denormals=any(s.op in NEED_DENORMALS and _is_float(s.args[0]) for s in lets),
-        asserts=any(s.op in ("wrap_index", "check_index") for s in lets),
+        asserts=any(s.op in CHECKED for s in lets),
     )
 
 
