@@ -24,11 +24,10 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as shape_config
 
-from .autograd.between import hint
+from .autograd.between import bytes_of, hint
 from .autograd.partition import SAVED, Saving, partition
 from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.saved import choose_saved
-from .autograd.saved_costs import bytes_of
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
 from .errors import CompilerNotFound, OnepassError

@@ -118,7 +118,9 @@ class Resources:
     def _candidates(self, name: str, planned: PlannedGraph) -> Iterator[Schedule | None]:
         """The planned schedule, then smaller ones."""
         yield None
-        yield from planned.smaller(name, _count(planned.names[name], planned.limits))
+        group = planned.names[name]
+        computed = PRODUCT_CANDIDATES if planned.limits.given_up(group.members) else WITH_OPERANDS
+        yield from planned.smaller(name, computed if group.products else CANDIDATES)
 
     def after(self, planned: PlannedGraph, kernels: Sequence[KernelRecord]) -> Limits:
         """The limits of the next plan; those of this one where it may stay."""
@@ -179,12 +181,6 @@ def _key(group: Group, planned: PlannedGraph) -> _Key:
     carries = planned.limits.narrowed(planned.target, group.members) is planned.target
     names = (frozenset(x.buffer.name for x in part) for part in (group.members, group.stores))
     return *names, carries, group.schedule
-
-
-def _count(group: Group, limits: Limits) -> int:
-    if not group.products:
-        return CANDIDATES
-    return PRODUCT_CANDIDATES if limits.given_up(group.members) else WITH_OPERANDS
 
 
 def _spilled(kernel: KernelRecord, target: Target) -> int:

@@ -15,7 +15,6 @@ from ..ir.expr import Load, Random, Reduce, postorder
 from ..ir.poly import Axis, Poly
 from ..ir.target import Target
 from .access import estimate, numel, tile_elements
-from .inline import reductions
 from .nest import Nest, aligned_along, offsets, opened
 
 CARRIED_ROWS = 8  # the least a program gets: its partial result costs as much
@@ -65,7 +64,7 @@ def cannot_carry(nest: Nest, axis: Axis, ends: list[Reduce], target: Target) -> 
 def fits_whole(nest: Nest, axis: Axis, target: Target) -> bool:
     """Whether a program of tiles can hold one position of `axis`, all values of it at once, beside the states."""
     inner = _row(nest, axis)
-    values = len(_loads(nest, inner)) + len(reductions(s.value for s in nest.stores))
+    values = len(_loads(nest, inner)) + len(nest.reductions)
     return tile_elements(inner) <= target.held_elements * 4 // max(4, values)
 
 
@@ -75,11 +74,7 @@ def row_pieces(nest: Nest, axis: Axis, target: Target) -> Pieces | None:
     Three quarters of them are for the states and for what was loaded. Random numbers would be drawn again.
     """
     inner = _row(nest, axis)
-    if (
-        len(inner) != 1
-        or not target.carried_bytes
-        or any(isinstance(e, Random) for e in postorder([s.value for s in nest.stores]))
-    ):
+    if len(inner) != 1 or not target.carried_bytes or any(isinstance(e, Random) for e in postorder(nest.values)):
         return None
     extent = inner[0].extent.constant
     assert extent is not None
@@ -87,11 +82,13 @@ def row_pieces(nest: Nest, axis: Axis, target: Target) -> Pieces | None:
         return None
     sizes = [n for n in PIECE_LANES if -(-extent // n) * n * 16 <= extent * 17] or PIECE_LANES[-1:]
     lanes, count = sizes[0], -(-extent // sizes[0])
-    ends = [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis) and nest.carried(r)]
+    ends = [r for r in nest.reductions if nest.sweeps(r, axis) and nest.carried(r)]
     loads = _loads(nest, inner)
     rows = [e for e in loads if axis in e.axes]
     states = lanes * count * sum(d.bytes for r in ends for d in r.part_dtypes)
-    kept = states + lanes * count * sum(_kept_bytes(e) for e in rows) <= target.registers * 3
+    # Until the row is done only bfloat16 stays in registers as narrow as it came.
+    loaded = lanes * count * sum(2 if e.dtype is DType.BF16 else max(4, e.dtype.bytes) for e in rows)
+    kept = states + loaded <= target.registers * 3
     if not kept and states > target.carried_bytes:
         return None
     if not kept:  # little of a piece at once beside the states
@@ -107,8 +104,3 @@ def _row(nest: Nest, axis: Axis) -> list[Axis]:
 
 def _loads(nest: Nest, inner: list[Axis]) -> set[Load]:
     return {e for e in postorder(opened(nest)) if isinstance(e, Load) and e.axes & frozenset(inner)}
-
-
-def _kept_bytes(load: Load) -> int:
-    """Register bytes of a loaded element until the row is done: only bfloat16 stays as narrow as it came."""
-    return 2 if load.dtype is DType.BF16 else max(4, load.dtype.bytes)

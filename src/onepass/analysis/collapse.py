@@ -43,7 +43,7 @@ def join(nest: Nest, outer: Axis, inner: Axis) -> Nest | None:
     None where a store or a reduction has only one of them.
     """
     halved = any((outer in s.domain) != (inner in s.domain) or s.region for s in nest.stores)
-    free = [frozenset(nest.bound.get(a, a) for a in r.axes) for r in nest.reductions]
+    free = [nest.free(r) for r in nest.reductions]
     if halved or any((outer in f) != (inner in f) for f in free) or _bound_pairs(nest, outer, inner) is None:
         return None
     return _collapsed(nest, outer, inner)

@@ -108,7 +108,7 @@ def _contract(stores: list[Store]) -> Contraction | Refusal:
 def contract_nest(nest: Nest) -> Contraction | Refusal:
     """The roles of the classes of a nest whose values are prepared, its largest store first."""
     largest = nest.stores[0]
-    found = reductions(s.value for s in nest.stores)
+    found = nest.reductions
     tops = [r for r in found if r.axes <= largest.domain]
     products = [(r, sides) for r in tops if (sides := operands(r)) is not None]
     if not products:

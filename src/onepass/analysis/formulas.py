@@ -136,11 +136,6 @@ def decide(formula: Formula, held: Iterable[Formula] = ()) -> bool | None:
     return None
 
 
-def formula_of(condition: Expr) -> Formula:
-    """What a condition says."""
-    return formulas([condition])[condition]
-
-
 def formulas(roots: Iterable[Expr]) -> dict[Expr, Formula]:
     """What each condition in some expressions says."""
     found: dict[Expr, Formula] = {}

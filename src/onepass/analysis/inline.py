@@ -13,8 +13,9 @@ from functools import lru_cache
 from ..errors import VerifyError
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder, rebind, rewrite, substitute_axes
 from ..ir.poly import Axis, Poly
-from ..ir.program import Buffer, Define
+from ..ir.program import Buffer, Define, HostValue, Statement, Update, held
 from .one_hot import sum_of_one
+from .reach import in_order
 
 
 def rename_bound(define: Define, places: dict[Reduce, int]) -> Expr:
@@ -61,22 +62,16 @@ class Inliner:
                 self._values[needed] = self._expand(self.defines[needed])
         return self._values[buffer]
 
-    def _pending(self, buffer: Buffer) -> list[Buffer]:
-        """Producers not yet expanded, in dependency order; iterative, since chains may be long."""
-        order: dict[Buffer, None] = {}
-        stack: list[tuple[Buffer, bool]] = [(buffer, False)]
-        while stack:
-            current, ready = stack.pop()
-            if ready:
-                order[current] = None
-            elif current not in order and current not in self._values:
-                stack.append((current, True))
-                stack.extend((b, False) for b in loaded(self.defines[current].value) if b in self.defines)
-        return list(order)
+    def _pending(self, buffer: Buffer) -> Iterable[Buffer]:
+        """Producers not yet expanded, in dependency order."""
+        return in_order([buffer], lambda b: (x for x in self._inlined(b) if x not in self._values))
+
+    def _inlined(self, buffer: Buffer) -> list[Buffer]:
+        """What a buffer's define reads of others."""
+        return [b for b in loaded(self.defines[buffer].value) if b in self.defines]
 
     def _expand(self, define: Define) -> Expr:
-        inlined = [b for b in loaded(define.value) if b in self.defines]
-        key = (define, *((b, self._values[b], b in self.stored) for b in inlined))
+        key = (define, *((b, self._values[b], b in self.stored) for b in self._inlined(define.buffer)))
         if key not in self._memo.values:
             self._memo.values[key] = self._inline(define)
         return self._memo.values[key]
@@ -105,6 +100,16 @@ def exact(value: Expr) -> Expr:
 def loaded(value: Expr) -> tuple[Buffer, ...]:
     """Buffers an expression reads, in order of first appearance."""
     return tuple(loads_of([value]))
+
+
+def read_by(statement: Statement) -> Iterable[Buffer | HostValue]:
+    """The buffers and host values that a statement reads."""
+    match statement:
+        case Define():
+            return loaded(statement.value)
+        case Update():
+            return (statement.source,)
+    return held((statement.args, statement.kwargs))
 
 
 def loads_of(values: Iterable[Expr]) -> dict[Buffer, list[Load]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from ..ir.expr import Load, Reduce, postorder
+from ..ir.expr import Load, postorder
 from ..ir.plan import Store
 from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.target import Target
@@ -25,6 +25,7 @@ from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
 NARROW_COLUMNS = 16  # of a contiguous axis: narrower tiles leave parts of a memory sector unused
+NO_COMMON_AXIS = ", and the reductions share no axis to split"
 WIDENED_PROGRAMS = 8  # per processor: with fewer, small results do not decide how programs are numbered
 
 
@@ -50,15 +51,14 @@ def _ways(stores: tuple[Store, ...], target: Target) -> list[Nest] | Refusal:
         others = _splits(bare_nest, _most_work(bare_nest), target)
         return [first, *(n for n in others if n.split is not first.split)] if isinstance(others, list) else [first]
     nest = bare(stores)
-    reduces = reductions(s.value for s in nest.stores)
     if (unreadable := _unreadable(nest)) is not None:
         return Refusal(unreadable)
     if (apart := _apart(nest, target)) is not None:
         return Refusal(apart)
     merged = collapse(nest)
-    if not reduces:
+    if not nest.reductions:
         return [_widened(flatten(merged, target.vector_bytes), target)]
-    crossing = _crossing(nest) or _both_ways(nest, reduces, target)
+    crossing = _crossing(nest) or _both_ways(nest, target)
     work = _most_work(nest)
     unsplit = [] if crossing else [_widened(merged, target)]
     if work <= SERIAL_ELEMENTS:
@@ -90,30 +90,32 @@ def bare(stores: Iterable[Store]) -> Nest:
 
 def _most_work(nest: Nest) -> int:
     """Positions of the largest store or reduction."""
-    reduces = reductions(s.value for s in nest.stores)
-    return max([*(numel(nest.domain_of(r)) for r in reduces), *(numel(s.domain) for s in nest.stores)])
+    return max([*(numel(nest.domain_of(r)) for r in nest.reductions), *(numel(s.domain) for s in nest.stores)])
 
 
 def _splits(nest: Nest, work: int, target: Target) -> list[Nest] | Refusal:
     """The nest with each of its reduced classes shared out, those with most programs first."""
-    reason = f"{numel(nest.outer)} programs for {work} elements, and the reductions share no axis to split"
     joined = _joined(nest)
     found: list[Nest] = []
+    reasons = [NO_COMMON_AXIS]
     for base in (joined, nest) if joined is not None else (nest,):
-        reduces = reductions(s.value for s in base.stores)
-        swept = [c for c in base.classes if any(base.sweeps(r, c) for r in reduces)]
-        for axis in sorted(swept, key=lambda c: -estimate(c.extent)):
-            refused = _cannot_split(base, axis, reduces, work, target)
-            if refused is None:
-                found.append(replace(base, split=axis))
-            else:
-                reason = f"{numel(nest.outer)} programs for {work} elements{refused}"
-    return found or Refusal(reason)
+        swept = [c for c in base.classes if any(base.sweeps(r, c) for r in base.reductions)]
+        nests, refused = _tried(base, sorted(swept, key=lambda c: -estimate(c.extent)), work, target)
+        found += nests
+        reasons += refused
+    return found or Refusal(f"{numel(nest.outer)} programs for {work} elements{reasons[-1]}")
+
+
+def _tried(nest: Nest, swept: list[Axis], work: int, target: Target) -> tuple[list[Nest], list[str]]:
+    """The nest with each of these classes shared out, and why some cannot be."""
+    refused = {axis: _cannot_split(nest, axis, work, target) for axis in swept}
+    nests = [replace(nest, split=axis) for axis, reason in refused.items() if reason is None]
+    return nests, [reason for reason in refused.values() if reason is not None]
 
 
 def _joined(nest: Nest) -> Nest | None:
     """The nest with all classes that the last reductions run over as one; None where it has one, or they differ."""
-    reduces = reductions(s.value for s in nest.stores)
+    reduces = nest.reductions
     inside = {x for r in reduces for x in reductions(r.inputs)}
     swept = {frozenset(nest.bound[a] for a in r.over) for r in reduces if r not in inside}
     if len(swept) != 1 or len(*swept) < 2:
@@ -129,8 +131,7 @@ def _joined(nest: Nest) -> Nest | None:
 def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     """The same where a program is one thread, by rule: programs for every core twice over, else a split."""
     nest = bare(stores)
-    reduces = reductions(s.value for s in nest.stores)
-    if not reduces:
+    if not nest.reductions:
         return Refusal(alone) if (alone := _alone(nest, target)) is not None else nest
     if (unreadable := _unreadable(nest)) is not None:
         return Refusal(unreadable)
@@ -139,10 +140,9 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
         return nest
     if crossing is not None and work <= SERIAL_ELEMENTS:
         return Refusal(crossing)
-    found = _split(nest, reduces, work, target)
-    if isinstance(found, Refusal) and any(len(r.over) > 1 for r in reduces):
-        merged = collapse(nest)
-        found = _split(merged, reductions(s.value for s in merged.stores), work, target)
+    found = _split(nest, work, target)
+    if isinstance(found, Refusal) and any(len(r.over) > 1 for r in nest.reductions):
+        found = _split(collapse(nest), work, target)
     return Refusal(crossing) if isinstance(found, Refusal) and crossing is not None else found
 
 
@@ -164,8 +164,7 @@ def collapsed(nest: Nest, target: Target) -> Nest:
     if nest.split is None:
         return collapse(nest)
     merged = collapse(replace(nest, split=None))
-    reduces = reductions(s.value for s in merged.stores)
-    again = _split(merged, reduces, max(numel(merged.domain_of(r)) for r in reduces), target)
+    again = _split(merged, max(numel(merged.domain_of(r)) for r in merged.reductions), target)
     return nest if isinstance(again, Refusal) else again
 
 
@@ -180,7 +179,7 @@ def _widened(nest: Nest, target: Target) -> Nest:
     if not few or not lacking or all(s.domain != whole for s in nest.stores):
         return nest
     empty = any(not nonnegative(c.extent - 1) for c in lacking)  # may have no first position
-    if empty or reductions(s.value for s in nest.stores):
+    if empty or nest.reductions:
         return nest
     stores = tuple(
         replace(
@@ -195,7 +194,7 @@ def programs_of(nest: Nest, target: Target) -> int:
     """How many programs the outer classes give; one takes several positions of a contiguous class."""
     programs = numel(nest.outer)
     if target.columns > 1:
-        for e in postorder([s.value for s in nest.stores]):
+        for e in postorder(nest.values):
             if isinstance(e, Load) and e.axes - frozenset(nest.outer):
                 offset = flat_offset(e.buffer, e.index)
                 if any(c is Poly.ONE for a in nest.outer if (c := offset.coefficient(a)) is not None):
@@ -204,7 +203,7 @@ def programs_of(nest: Nest, target: Target) -> int:
 
 
 def outer_axes(nest: Nest) -> tuple[Axis, ...]:
-    reduces = reductions(s.value for s in nest.stores)
+    reduces = nest.reductions
     swept = {c for r in reduces for c in (nest.bound[a] for a in r.over)}
     shared = frozenset(nest.classes) - swept
     for s in nest.stores:
@@ -218,7 +217,7 @@ def _crossing(nest: Nest) -> str | None:
     """Reductions nest where, within one store, the axes they depend on form a chain; else only a split carries them."""
     outer = frozenset(nest.outer)
     for s in nest.stores:
-        free = {r: frozenset(nest.bound.get(a, a) for a in r.axes) - outer for r in reductions([s.value])}
+        free = {r: nest.free(r) - outer for r in reductions([s.value])}
         chain = sorted(set(free.values()), key=lambda axes: (len(axes), sorted(map(repr, axes))))
         for small, large in itertools.pairwise(chain):
             if not small <= large:
@@ -227,15 +226,14 @@ def _crossing(nest: Nest) -> str | None:
     return None
 
 
-def _both_ways(nest: Nest, reduces: list[Reduce], target: Target) -> str | None:
+def _both_ways(nest: Nest, target: Target) -> str | None:
     """Rows and columns reduced in one program: fine where it holds them all, else it sweeps one within the other."""
     inner = [c for c in nest.classes if c not in nest.outer]
     if tile_elements(inner) <= target.held_elements // 8:
         return None
-    swept = {r: frozenset(nest.bound[a] for a in r.over) for r in reduces}
-    free = {r: frozenset(nest.bound.get(a, a) for a in r.axes) for r in reduces}
-    for one, other in itertools.combinations(reduces, 2):
-        if swept[one] & free[other] and swept[other] & free[one]:
+    swept = {r: frozenset(nest.bound[a] for a in r.over) for r in nest.reductions}
+    for one, other in itertools.combinations(swept, 2):
+        if swept[one] & nest.free(other) and swept[other] & nest.free(one):
             return "rows and columns are reduced, too many for one program to hold"
     return None
 
@@ -244,35 +242,32 @@ def _unreadable(nest: Nest) -> str | None:
     outer = frozenset(nest.outer)
     for s in nest.stores:
         for r in direct_reductions([s.value]):
-            if not frozenset(nest.bound.get(a, a) for a in r.axes) - outer <= s.domain:
+            if not nest.free(r) - outer <= s.domain:
                 return "a reduction varies over an axis its reader does not have"
     return None
 
 
-def _split(nest: Nest, reduces: list[Reduce], work: int, target: Target) -> Nest | Refusal:
+def _split(nest: Nest, work: int, target: Target) -> Nest | Refusal:
     """Too few programs: share a reduced class out over programs, if one kernel plus a finish can do it."""
-    too_few = f"{numel(nest.outer)} programs for {work} elements"
+    reduces = nest.reductions
     swept = [c for c in nest.classes if any(nest.sweeps(r, c) for r in reduces)]
     roots = [r for r in reduces if r not in {x for other in reduces for x in reductions(other.inputs)}]
     swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), -estimate(c.extent)))
-    reason = ", and the reductions share no axis to split"
-    for axis in swept:
-        found = _cannot_split(nest, axis, reduces, work, target)
-        if found is None:
-            return replace(nest, split=axis)
-        reason = reason if axis is not swept[0] else found
-    return Refusal(too_few + reason)
+    found, refused = _tried(nest, swept, work, target)
+    reason = next(iter(refused), NO_COMMON_AXIS)
+    return found[0] if found else Refusal(f"{numel(nest.outer)} programs for {work} elements{reason}")
 
 
-def _cannot_split(nest: Nest, axis: Axis, reduces: list[Reduce], work: int, target: Target) -> str | None:
+def _cannot_split(nest: Nest, axis: Axis, work: int, target: Target) -> str | None:
     """Why a class cannot be shared out: each reduction runs over it, or is one of a position of it."""
+    reduces = nest.reductions
     inside = {x for r in reduces for x in reductions(r.inputs)}
     ends = [r for r in reduces if nest.sweeps(r, axis)]
     for r in reduces:
-        if r in inside and axis not in {nest.bound.get(a, a) for a in r.axes}:
+        if r in inside and axis not in nest.free(r):
             return ": a chain of reductions over one axis cannot be split in one pass"
-        if r not in ends and axis not in {nest.bound.get(a, a) for a in r.axes}:
-            return ", and the reductions share no axis to split"
+        if r not in ends and axis not in nest.free(r):
+            return NO_COMMON_AXIS
     if (reason := cannot_carry(nest, axis, ends, target)) is not None:
         return reason
     for s in nest.stores:

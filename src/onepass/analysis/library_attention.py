@@ -22,7 +22,7 @@ from ..ir.program import Buffer, View
 from .access import flat_offset
 from .contraction import Contraction
 from .factor import ARITHMETIC, calculate
-from .formulas import Positive, formula_of
+from .formulas import Positive, formulas
 from .inline import reductions
 from .nest import Refusal, opened
 from .operands import operands, sided
@@ -130,7 +130,7 @@ class _Masks:
 
     def value(self, condition: Expr, seen: list[bool]) -> list[float] | None:
         """Where a condition holds; None if it is not the causal one."""
-        said = formula_of(condition)
+        said = formulas([condition])[condition]
         difference = said.difference if isinstance(said, Positive) else None
         if not self.square or difference not in (self.seen, self.unseen):
             return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rebind
-from ..ir.poly import Axis, Poly, in_range
+from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from .access import flat_offset
 from .inline import reductions
@@ -65,6 +65,10 @@ class Nest:
     def domain_of(self, reduce: Reduce) -> frozenset[Axis]:
         """The classes a reduction iterates: free and bound."""
         return reduce.axes | {self.bound[a] for a in reduce.over}
+
+    def free(self, reduce: Reduce) -> frozenset[Axis]:
+        """The classes a reduction has a result for each position of."""
+        return frozenset(self.bound.get(a, a) for a in reduce.axes)
 
     def sweeps(self, reduce: Reduce, axis: Axis) -> bool:
         """Whether a reduction runs over a class."""
@@ -120,11 +124,6 @@ def aligned_along(nest: Nest, vector: Axis, vector_bytes: int) -> bool:
         if own and any(c * buffer.dtype.bytes % vector_bytes for m, c in offset.terms if not own & set(m)):
             return False
     return True
-
-
-def provable(buffer: Buffer, index: tuple[Poly, ...]) -> bool:
-    """Every position is inside the buffer for all values of the axes."""
-    return all(in_range(p, size) for p, size in zip(index, buffer.shape, strict=True))
 
 
 def swept_again(nest: Nest, vector: Axis) -> int:

@@ -63,8 +63,8 @@ RULES = (
     ),
     Rule("quotients", "x / c = x * (1 / c) for a number c", _each(multiplied), checked=True, tiles=False),
     Rule("extremes", "the value at the position of the maximum is the maximum", _nodes(extreme)),
-    Rule("shifts", "rounding keeps order, so max(x - h) = max(x) - h", _each(settled)),
-    Rule("positions", "float32 holds every whole number below 2 ** 24", _each(positions_apart)),
+    Rule("shifts", "rounding keeps order, so max(x - h) = max(x) - h", _nodes(settled)),
+    Rule("positions", "float32 holds every whole number below 2 ** 24", _nodes(positions_apart)),
     Rule("scaling", "sum(x * c) = sum(x) * c where c does not vary along the sum", _nodes(scale_outside), checked=True),
     Rule("base two", "exp(x - m) = exp2(x * log2(e) - m * log2(e))", in_shared_base, checked=True),
 )

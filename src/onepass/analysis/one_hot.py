@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.expr import Const, Expr, Index, Part, Pointwise, Reduce, const, pointwise, reduction_of
+from ..ir.ops import CHECKED
 from ..ir.poly import Axis, Poly
 
 _KEEP_ZERO = ("cast", "widen", "narrow", "neg")
@@ -32,7 +33,7 @@ def sum_of_one(part: Part) -> Expr | None:
 def _total(position: Expr, value: Expr, other: Expr, extent: Poly) -> Expr:
     """The sum: the one term where its position is inside, and the others, which are all zero or all NaN."""
     term = value if isinstance(other, Const) else pointwise("add", value, other)
-    if isinstance(position, Pointwise) and position.op in ("check_index", "wrap_index"):
+    if isinstance(position, Pointwise) and position.op in CHECKED:
         limit = position.args[1]
         if (limit.poly if isinstance(limit, Index) else Poly.of(int(getattr(limit, "value", -1)))) is extent:
             return term  # its own check keeps it inside

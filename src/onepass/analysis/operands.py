@@ -9,13 +9,21 @@ from ..ir.poly import Axis
 
 def operands(reduce: Reduce) -> tuple[Expr, Expr] | None:
     """The matrices of a product, as the matrix unit is given them; None for any other reduction."""
-    body = reduce.inputs[0]
-    if reduce.monoid != "sum" or len(reduce.over) != 1 or not isinstance(body, Pointwise) or body.op != "mul":
+    if (factors := factors_of(reduce)) is None:
         return None
-    left, right = (uncast(a) for a in body.args)
+    left, right = map(uncast, factors)
     own = (left.axes - right.axes, right.axes - left.axes)
     if left.dtype is not right.dtype or not all(own) or not all(reduce.over[0] in s.axes for s in (left, right)):
         return None
+    return left, right
+
+
+def factors_of(reduce: Reduce) -> tuple[Expr, Expr] | None:
+    """What each term of a sum over one axis is the product of."""
+    body = reduce.inputs[0]
+    if reduce.monoid != "sum" or len(reduce.over) != 1 or not isinstance(body, Pointwise) or body.op != "mul":
+        return None
+    left, right = body.args
     return left, right
 
 

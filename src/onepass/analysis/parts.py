@@ -125,18 +125,14 @@ def _without_digit(e: Expr) -> Expr | None:
         return None
     for digit in reduce.over if len(reduce.over) > 1 else ():
         count = digit.extent.constant
-        if count is None or count > MOST_UNROLLED or not _asked(reduce.inputs[0], digit):
+        compared = (d.axes for e in postorder(reduce.inputs) if (d := difference(e)) is not None)
+        if count is None or count > MOST_UNROLLED or not any(digit in axes for axes in compared):
             continue
         rest = tuple(a for a in reduce.over if a is not digit)
         places = [{digit: Poly.of(k)} for k in range(count)]
         if _share_loads(reduce, places, rest):
             return rewrite(_combined(reduce, places, rest), _without_digit)
     return None
-
-
-def _asked(body: Expr, axis: Axis) -> bool:
-    """Whether a comparison of positions depends on an axis."""
-    return any(axis in d.axes for e in postorder([body]) if (d := difference(e)) is not None)
 
 
 def _share_loads(reduce: Reduce, places: Sequence[dict[Axis, Poly]], rest: tuple[Axis, ...]) -> bool:

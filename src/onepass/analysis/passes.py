@@ -47,7 +47,7 @@ def passes(c: Contraction) -> list[Pass]:
     """The result's reductions over the swept class."""
     domain = c.nest.stores[0].domain
     depth: dict[Reduce, int] = {}
-    for r in reductions(s.value for s in c.nest.stores):
+    for r in c.nest.reductions:
         if r.axes <= domain and c.nest.sweeps(r, c.swept):
             depth[r] = 1 + max((depth[d] for d in reductions(r.inputs) if d in depth), default=-1)
     levels = [[r for r in depth if depth[r] == k] for k in range(1 + max(depth.values()))]
@@ -79,14 +79,10 @@ def _length(ranges: list[Range], most: int) -> int:
     """How many positions there are in ranges, as far as they are known beforehand."""
     total = 0
     for one in ranges:
-        ends = [[estimate(_somewhere(b.loose)) for b in one if b.upper is upper] for upper in (False, True)]
+        at_start = [(b.upper, b.loose.substitute(dict.fromkeys(b.loose.axes, Poly.ZERO))) for b in one]
+        ends = [[estimate(place) for up, place in at_start if up is upper] for upper in (False, True)]
         total += max(0, min([most, *ends[1]]) - max([0, *ends[0]]))
     return min(total, most)
-
-
-def _somewhere(place: Poly) -> Poly:
-    """A position at the start of every axis it is counted along."""
-    return place.substitute(dict.fromkeys(place.axes, Poly.ZERO))
 
 
 def shares_out(c: Contraction) -> bool:

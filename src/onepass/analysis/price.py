@@ -252,19 +252,17 @@ class _Program:
     # --- memory ---
 
     def _load(self, s: ir.LoadElement | ir.LoadTile, times: float) -> None:
-        buffer = s.buffer if isinstance(s, ir.LoadElement) else s.descriptor.buffer
         axes = self._of([s.offset])
         self._define(s.var, axes)
         if isinstance(s, ir.LoadTile):
             self.copied[s.var.name] = s.offset
         if (self.loops and self.stages > 1) or isinstance(s, ir.LoadTile):
             ahead = self.ahead if self.loops else 1
-            self.shared_bytes += self._lanes(axes) * buffer.dtype.bytes * ahead
-        self._move(buffer, s.offset, axes, times)
+            self.shared_bytes += self._lanes(axes) * s.buffer.dtype.bytes * ahead
+        self._move(s.buffer, s.offset, axes, times)
 
     def _store(self, s: ir.StoreElement | ir.StoreTile, times: float) -> None:
-        buffer = s.buffer if isinstance(s, ir.StoreElement) else s.descriptor.buffer
-        self._move(buffer, s.offset, self._of([s.offset, s.value]), times)
+        self._move(s.buffer, s.offset, self._of([s.offset, s.value]), times)
 
     def _move(self, buffer: Buffer, offset: Poly, axes: frozenset[Axis], times: float) -> None:
         width = buffer.dtype.bytes
@@ -438,18 +436,10 @@ def _memory(p: _Program, share: float, places: int, target: Target) -> tuple[flo
 
 def _side_by_side(times: list[Time]) -> Time:
     """Kernels that share a launch: each takes its turn on the same processors."""
-    return Time(
-        memory_us=sum(t.memory_us for t in times),
-        scalar_us=sum(t.scalar_us for t in times),
-        matrix_us=sum(t.matrix_us for t in times),
-        cache_us=sum(t.cache_us for t in times),
-        serial_us=sum(t.serial_us for t in times),
-        start_us=sum(t.start_us for t in times),
-        launch_us=times[0].launch_us,
-        programs=sum(t.programs for t in times),
-        resident=min(t.resident for t in times),
-        rates=times[0].rates,
-    )
+    limits = ("memory_us", "scalar_us", "matrix_us", "cache_us", "serial_us", "start_us", "programs")
+    summed = {name: sum(getattr(t, name) for t in times) for name in limits}
+    resident = min(t.resident for t in times)
+    return Time(**summed, launch_us=times[0].launch_us, resident=resident, rates=times[0].rates)
 
 
 def _wasted(kernel: ir.Kernel, target: Target) -> Time:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..ir.expr import Expr, Index, Load, Random, Reduce, postorder, rebind
-from ..ir.poly import Axis, Poly, Quotient, Remainder, product
+from ..ir.poly import Axis, Division, Poly, Quotient, product
 from ..ir.program import Buffer
 
 
@@ -27,23 +27,13 @@ def polys_of(values: Iterable[Expr]) -> Iterable[Poly]:
 def divisors(polys: Iterable[Poly]) -> dict[Axis, set[Poly]]:
     """For each axis, what it is divided by: from atoms axis//d, axis%d, (axis//d)%e."""
     found: dict[Axis, set[Poly]] = {}
-    stack = list(polys)
-    seen: set[Poly] = set()
-    while stack:
-        poly = stack.pop()
-        if poly in seen:
-            continue
-        seen.add(poly)
-        for atom in poly.atoms():
-            if not isinstance(atom, Quotient | Remainder):
-                continue
-            stack.append(atom.numerator)
-            base, scale = atom.numerator, atom.denominator
-            inner = next(iter(base.atoms()), None)
-            if isinstance(inner, Quotient) and base is inner.poly():
-                base, scale = inner.numerator, inner.denominator * scale
-            if base.axis is not None:
-                found.setdefault(base.axis, set()).add(scale)
+    for atom in dict.fromkeys(a for poly in polys for a in poly.inner_atoms() if isinstance(a, Division)):
+        base, scale = atom.numerator, atom.denominator
+        inner = base.single
+        if isinstance(inner, Quotient):
+            base, scale = inner.numerator, inner.denominator * scale
+        if base.axis is not None:
+            found.setdefault(base.axis, set()).add(scale)
     return found
 
 

@@ -36,7 +36,7 @@ def contract_rows(stores: Iterable[Store]) -> Contraction | Refusal:
     if isinstance(ordered, Refusal):
         return ordered
     nest = ordered
-    found = reductions(s.value for s in nest.stores)
+    found = nest.reductions
     products = [r for r in found if operands(r) is not None]
     inner = tuple(dict.fromkeys(nest.bound[a] for r in products for a in r.over))
     swept = {nest.bound[a] for r in found if r not in products for a in r.over} - set(inner)
@@ -114,5 +114,5 @@ def _reduction_obstacle(c: Contraction, r: Reduce, result: frozenset[Axis]) -> s
 
 def row_reductions(c: Contraction) -> list[Reduce]:
     """The reductions over the columns, producers first."""
-    found = reductions(s.value for s in c.nest.stores)
+    found = c.nest.reductions
     return [r for r in found if operands(r) is None and c.nest.sweeps(r, c.columns)]

@@ -95,12 +95,8 @@ def multiplied(value: Expr) -> Expr:
     return rewrite(value, change)
 
 
-def positions_apart(value: Expr) -> Expr:
+def positions_apart(e: Expr) -> Expr | None:
     """Positions as floats, one axis at a time: rows and columns are converted once each, not every pair of them."""
-    return rewrite(value, _by_axis)
-
-
-def _by_axis(e: Expr) -> Expr | None:
     if not isinstance(e, Pointwise) or e.op != "cast" or e.dtype is not DType.F32 or not isinstance(e.args[0], Index):
         return None
     rest, parts, reach = e.args[0].poly, [], 0

@@ -60,12 +60,8 @@ def extreme(e: Expr) -> Expr | None:
     return Part(Reduce(reduce.monoid[3:], reduce.inputs[:1], reduce.over), 0)
 
 
-def settled(value: Expr) -> Expr:
-    """The value with what is the same for all of a row, and found by reductions, out of maxima and together."""
-    return rewrite(value, _settled)
-
-
-def _settled(e: Expr) -> Expr | None:
+def settled(e: Expr) -> Expr | None:
+    """A value with what is the same for all of a row, and found by reductions, out of maxima and together."""
     if isinstance(e, Part) and isinstance(e.source, Reduce) and len(e.source.over) == 1:
         return _settled_reduction(e.source)
     if not isinstance(e, Pointwise) or e.op not in ("maximum", "minimum"):

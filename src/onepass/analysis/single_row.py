@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder, substitute
+from ..ir.expr import Expr, Load, Reduce, postorder, substitute
 from ..ir.poly import Axis, Poly
 from .inline import reductions
 from .nest import Nest
-from .operands import operands
+from .operands import factors_of, operands
 
 ROW = Axis("row", Poly.ONE)
 
 
 def vector_and_matrix(reduce: Reduce) -> tuple[Expr, Expr] | None:
     """The sides of a product of one row, or of one column, and a matrix; None for any other reduction."""
-    body = reduce.inputs[0]
-    if reduce.monoid != "sum" or len(reduce.over) != 1 or not isinstance(body, Pointwise) or body.op != "mul":
+    if (factors := factors_of(reduce)) is None:
         return None
-    vector, matrix = sorted(body.args, key=lambda a: len(a.axes))
+    vector, matrix = sorted(factors, key=lambda a: len(a.axes))
     whole = reduce.over[0] in vector.axes and vector.axes < matrix.axes
     return (vector, matrix) if whole else None
 

@@ -27,12 +27,12 @@ from .unify import unify
 def contract_tiles(stores: Iterable[Store]) -> Contraction | Refusal:
     """The roles of a group's classes where tiles leave states, or why it is no such group."""
     nest = normalise(unify(list(stores)), rows=True)
-    found = reductions(s.value for s in nest.stores)
+    found = nest.reductions
     products = [r for r in found if operands(r) is not None]
     reduced = [r for r in found if r not in products]
     if not products or not reduced:
         return Refusal("nothing of a matrix product is reduced")
-    domain = frozenset(nest.bound.get(a, a) for a in products[0].axes)
+    domain = nest.free(products[0])
     leaving = tuple(s for s in nest.stores if not set(reduced).intersection(reductions([s.value])))
     waiting = tuple(s for s in nest.stores if s not in leaving)
     carried = {r: follows for r in reduced if (follows := _carried(r, reduced)) is not None}

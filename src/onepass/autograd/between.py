@@ -5,7 +5,7 @@ S = q kᵀ, P = softmax(S), O = P v: S, P and what lies between them, of forward
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..analysis.reach import reached
 from ..ir.callables import operators
 
 # What the min-cut is told of a node.
@@ -63,28 +64,26 @@ def products_between(joint: GraphModule) -> Iterator[Between]:
 
 def _spread(start: Iterable[Node], between: Between, backward: bool = False) -> dict[Node, None]:
     """What is made of values and is large, up to the next product; of backward also what they are made of."""
-    found = dict.fromkeys(start)
-    stack = list(found)
-    while stack:
-        node = stack.pop()
+
+    def beside(node: Node) -> Iterator[Node]:
         before = node.all_input_nodes if backward and node.target not in PRODUCTS else ()
         for n in (*(u for u in node.users if u.target not in PRODUCTS), *before):
-            among = n.op == "call_function" and (n in between.later) == backward
-            if among and n not in found and between.is_large(n):
-                found[n] = None
-                stack.append(n)
-    return found
+            if n.op == "call_function" and (n in between.later) == backward and between.is_large(n):
+                yield n
+
+    return reached(start, beside)
 
 
 def later_nodes(joint: GraphModule) -> set[Node]:
     """What depends on a tangent."""
-    found = {p for p in joint.graph.find_nodes(op="placeholder") if "tangents" in str(p.target)}
-    stack = list(found)
-    while stack:
-        fresh = [u for u in stack.pop().users if u not in found and u.op == "call_function"]
-        found.update(fresh)
-        stack += fresh
-    return found
+    tangents = (p for p in joint.graph.find_nodes(op="placeholder") if "tangents" in str(p.target))
+    return nodes_reached(tangents) - {joint.graph.output_node()}
+
+
+def nodes_reached(start: Iterable[Node], ends: Collection[Node] = (), down: bool = True) -> set[Node]:
+    """Nodes below or above these, they among them; none beyond the ends."""
+    begin, end = set(start), set(ends)
+    return {*reached(begin - end, lambda n: (n.users.keys() if down else {*n.all_input_nodes}) - end)}
 
 
 def matrices(product: Node) -> tuple[Node, Node]:
@@ -111,16 +110,33 @@ def size_of(node: Node) -> int:
     return hint(value.numel()) if isinstance(value, torch.Tensor) else 0
 
 
+def bytes_of(node: Node) -> int:
+    """Bytes of a value, or of the results of a call together."""
+    value = node.meta.get("val")
+    results = value if isinstance(value, tuple | list) else (value,)
+    return sum(hint(v.numel()) * v.element_size() for v in results if isinstance(v, torch.Tensor))
+
+
 def hint(size: Any) -> int:
     """A size, or what it is assumed to be."""
     return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
 def call(graph: Graph, target: Any, *args: Any, like: Node, **kwargs: Any) -> Node:
-    """A new operation where nodes are inserted now, with the value it has."""
-    node = graph.call_function(target, args, kwargs)
-    values, options = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-    node.meta = {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
-    with like.meta["val"].fake_mode:
-        node.meta["val"] = target(*values, **options)
+    """A new operation where nodes are inserted now, of the place that another one has in the user's program."""
+    node = valued(graph.call_function(target, args, kwargs), like.meta["val"].fake_mode)
+    return with_place(node, like)
+
+
+def valued(node: Node, mode: Any) -> Node:
+    """A new operation with the value it has: a tensor without memory, of that mode."""
+    values, options = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with mode:
+        node.meta["val"] = node.target(*values, **options)  # type: ignore[operator]
+    return node
+
+
+def with_place(node: Node, like: Node) -> Node:
+    """A node with the place that another one has in the user's program."""
+    node.meta |= {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
     return node

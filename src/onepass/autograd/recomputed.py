@@ -18,11 +18,12 @@ from torch.fx import GraphModule, Node
 
 from ..analysis.contraction import MOST_HELD
 from ..analysis.library_price import multiply_rate
+from ..analysis.reach import reached
 from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.target import Target
-from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, matrices, products_between, size_of
+from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, matrices, nodes_reached, products_between, size_of
 from .exact import compared_with_extremes
 from .references import drop_references
 from .row_sums import normalise, replace_row_sums, row_sums
@@ -108,21 +109,13 @@ def _multiply_us(between: Between, counts: tuple[int, int], target: Target) -> f
 
 def _is_skipped(between: Between) -> bool:
     """Whether values at positions that no data decides are -inf."""
-    masks = [n for n in _made_of(between) if n.meta["val"].dim() > 1 and not _reads_data(n)]
+    masks = [
+        n
+        for n in _made_of(between)
+        if n.meta["val"].dim() > 1 and not any(a.op == "placeholder" for a in nodes_reached([n], down=False))
+    ]
     inside = (*between.forward, *masks, *(n for m in (*between.forward, *masks) for n in m.all_input_nodes))
     return bool(masks) and any(-math.inf in n.args for n in inside)
-
-
-def _reads_data(node: Node) -> bool:
-    stack, seen = [node], {node}
-    while stack:
-        n = stack.pop()
-        if n.op == "placeholder":
-            return True
-        fresh = [m for m in n.all_input_nodes if m not in seen]
-        seen.update(fresh)
-        stack += fresh
-    return False
 
 
 # --- which values ---
@@ -164,14 +157,12 @@ def _mark(between: Between, rows: list[Node]) -> None:
 def _made_of(between: Between) -> Iterable[Node]:
     """Other values with these rows and columns that they are made of: biases from tables, masks."""
     rows, columns = between.first.meta["val"].shape[-2:]
-    found: dict[Node, None] = {}
-    stack = [*between.forward]
-    while stack:
-        for node in stack.pop().all_input_nodes:
-            if node in between.forward or node in found or not (_is_inside(node) or node.target in _LOOKED_UP):
-                continue
-            shape = list(node.meta["val"].shape)
-            if node.target not in PRODUCTS and all(shape.count(n) >= (rows, columns).count(n) for n in (rows, columns)):
-                found[node] = None
-                stack.append(node)
-    return [n for n in found if not _is_drawn(n)]
+
+    def alike(node: Node) -> bool:
+        if node.target in PRODUCTS or not (_is_inside(node) or node.target in _LOOKED_UP):
+            return False
+        shape = list(node.meta["val"].shape)
+        return all(shape.count(n) >= (rows, columns).count(n) for n in (rows, columns))
+
+    found = reached(between.forward, lambda n: filter(alike, n.all_input_nodes))
+    return [n for n in found if n not in between.forward and not _is_drawn(n)]

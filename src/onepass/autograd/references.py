@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..ir.callables import operators
-from .between import PRODUCTS, later_nodes, matrices
+from .between import PRODUCTS, later_nodes, matrices, nodes_reached
 from .exact import compared_with_extremes, viewed
 from .undefined import drop
 
@@ -29,13 +29,7 @@ def drop_references(joint: GraphModule) -> int:
     """Remove the gradients of maxima that change no result; how many there were."""
     later = later_nodes(joint)
     results = [n for n in joint.graph.output_node().all_input_nodes if n not in later]
-    needed: set[Node] = set()
-    stack = list(results)
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack += node.all_input_nodes
+    needed = nodes_reached(results, down=False)
     nothing: set[Node] = set()
     for value, comparison in compared_with_extremes(joint.graph):
         extremes = [n for n in map(viewed, comparison.all_input_nodes) if n is not value]

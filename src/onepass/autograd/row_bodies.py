@@ -16,7 +16,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from ..ir.row_loop import LoopResult, RowLoop, TallProduct
-from .row_regions import Region, hint
+from .between import hint, valued, with_place
+from .row_regions import Region
 from .row_rules import NotByRows, Rows, constant_of, expression, kind_of, place_of, rebuilt, reduced_dims, shape_of
 from .torch_private import Sizes, shape_config
 
@@ -134,11 +135,7 @@ class Body:
 
     def add(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """An operation of the body."""
-        node = self.graph.call_function(target, args, kwargs)
-        known, named = map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.mode:
-            node.meta["val"] = target(*known, **named)
-        return node
+        return valued(self.graph.call_function(target, args, kwargs), self.mode)
 
     def read(self, operand: Any, node: Node, rows: Rows) -> Any:
         """An operand of point-wise work."""
@@ -165,9 +162,7 @@ class Body:
     def emit(self, node: Node) -> Node:
         """The operation on the rows of a chunk."""
         rows, shape = self.region.rows[node], shape_of(node)
-        made = self.emitted(node, rows, shape)
-        made.meta |= {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
-        return made
+        return with_place(self.emitted(node, rows, shape), node)
 
     def emitted(self, node: Node, rows: Rows, shape: tuple[Any, ...]) -> Node:
         kind, less = kind_of(node), rows.lead - 1

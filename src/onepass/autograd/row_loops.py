@@ -21,13 +21,15 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ..analysis.library_price import multiply_us
+from ..analysis.reach import reached
 from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.plan import Decision
 from ..ir.row_loop import over_rows
 from ..ir.target import Target
+from .between import bytes_of, hint, later_nodes, valued
 from .row_bodies import Body, rows_returned
-from .row_regions import PRODUCTS, Region, find_region, hint, tangent_nodes
+from .row_regions import PRODUCTS, Region, find_region
 from .row_rules import NotByRows, expression, product_of, rebuilt, reduced_dims, shape_of
 from .scaled import SCALED
 
@@ -61,7 +63,7 @@ def loop_over_rows(
     Says whether there were any. `strict`: errors are raised.
     """
     decisions: list[Decision] = []
-    tangents = tangent_nodes(module.graph)
+    tangents = later_nodes(module)
     candidates = [n for n in module.graph.nodes if n.target in PRODUCTS and n not in tangents and _is_tall(n)]
     for product in candidates:
         if not product.users or (names is not None and product.name not in names):
@@ -79,7 +81,7 @@ def loop_over_rows(
             reason, spared = f"{problem}" if isinstance(problem, NotByRows) else f"internal: {problem!r}", 0
         consumer = next(iter(region.exits), next(iter(product.users), product))
         decision = Decision(
-            product.name, consumer.name, "row loop", bool(spared), reason, 0.0, spared or _bytes(product)
+            product.name, consumer.name, "row loop", bool(spared), reason, 0.0, spared or bytes_of(product)
         )
         decisions.append(decision)
     module.meta[DECISIONS] = decisions
@@ -96,18 +98,13 @@ def loop_results(graph: Graph) -> list[Node]:
 
 def _is_tall(product: Node) -> bool:
     """Whether the result is larger than what it is made of together."""
-    return _bytes(product) >= max(LEAST_SPARED, *map(_bytes, product.all_input_nodes))
-
-
-def _bytes(node: Any) -> int:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return hint(value.numel()) * value.element_size() if isinstance(value, Tensor) else 0
+    return bytes_of(product) >= max(LEAST_SPARED, *map(bytes_of, product.all_input_nodes))
 
 
 def _chunks(region: Region, target: Target) -> _Chunks:
     """As many chunks as make time squared times memory least, as long as that costs little time."""
-    tall = sum(map(_bytes, region.products))
-    held = sum(map(_bytes, {*region.inputs(), *(n for n, (kind, _, _) in region.exits.items() if kind != "sum")}))
+    tall = sum(map(bytes_of, region.products))
+    held = sum(map(bytes_of, {*region.inputs(), *(n for n, (kind, _, _) in region.exits.items() if kind != "sum")}))
     total = hint(region.products[0].meta["val"].shape[0])
     element = region.products[0].meta["val"].element_size()
     gathered = any(kind in ("gathered", "turned") for kind, _, _ in region.exits.values())
@@ -206,10 +203,7 @@ class _Rewriting:
         known = (Node, int, float, bool, str, torch.dtype, torch.device, torch.memory_format, type(None))
         args, kwargs = pytree.tree_map(lambda x: x if isinstance(x, known) else self.size(x), (args, kwargs))
         with self.graph.inserting_before(self.end):
-            node = self.graph.call_function(target, args, kwargs)
-        known, named = map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.mode:
-            node.meta["val"] = target(*known, **named)
+            node = valued(self.graph.call_function(target, args, kwargs), self.mode)
         self.added.append(node)
         return node
 
@@ -236,15 +230,11 @@ class _Rewriting:
             return {}
         value = root.meta["val"]
         copies = {root: self.call(aten.full.default, [], 1, dtype=value.dtype, device=value.device)}
-        needed = {a for a in region.inputs() if a in region.tangents}
+        between = region.tangents - {root}
+        needed = reached(between.intersection(region.inputs()), lambda n: between.intersection(n.all_input_nodes))
         order = [n for n in self.graph.nodes if n in region.tangents and n not in region.inner]
-        stack = [n for n in needed if n is not root]
-        while stack:
-            above = [a for a in stack.pop().all_input_nodes if a in region.tangents and a not in needed]
-            needed.update(above)
-            stack += [a for a in above if a is not root]
         for node in order:
-            if node in needed and node is not root:
+            if node in needed:
                 with self.graph.inserting_before(self.end):
                     copies[node] = self.graph.node_copy(node, lambda n: copies.get(n, n))
                 self.added.append(copies[node])

@@ -7,14 +7,14 @@ what comes out is multiplied by r: so gradients are made while forward has the l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from ..ir.callables import operators
+from .between import nodes_reached, size_of
 from .row_rules import NotByRows, Rows, constant_of, kind_of, place_of, reduced_dims, rows_after, shape_of
 from .undefined import is_linear_in
 
@@ -53,22 +53,17 @@ class Region:
         return self.inner | set(self.products)
 
 
-def tangent_nodes(graph: Graph) -> set[Node]:
-    """What depends on a tangent."""
-    return _reached((p for p in graph.find_nodes(op="placeholder") if "tangents" in str(p.target)), (), down=True)
-
-
 def find_region(region: Region) -> None:
     """Fills the region around a tall product. Raises `NotByRows`."""
     (product,) = region.products
     _Growth(region, shape_of(product)).run()
     position = {n: k for k, n in enumerate(product.graph.nodes)}
-    below = _reached(region.products, (), down=True)
+    below = nodes_reached(region.products)
     narrow = set(region.rows) - region.wide
     first = {n for n in narrow if any(a in region.wide and a in below for a in n.all_input_nodes)}
     for stop in (False, True):  # without a root first: it decides what is between
         ends = [region.root] if stop and region.root is not None else []
-        above = _reached(region.wide, ends, down=False)
+        above = nodes_reached(region.wide, ends, down=False)
         region.inner = (region.wide | first | (narrow & above)) - set(region.products)
         region.root = _root(region, position)
     _check(region)
@@ -79,7 +74,7 @@ class _Growth:
 
     def __init__(self, region: Region, shape: tuple[Any, ...]) -> None:
         self.region, self.count = region, shape[0]
-        self.least = _elements(region.products[0]) // 2
+        self.least = size_of(region.products[0]) // 2
         self.made = set(region.products)  # of products, as far as it was followed
         self._below: set[Node] | None = None
 
@@ -96,7 +91,7 @@ class _Growth:
     def below(self) -> set[Node]:
         """All that is made of the products."""
         if self._below is None:
-            self._below = _reached(self.region.products, (), down=True)
+            self._below = nodes_reached(self.region.products)
         return self._below
 
     def enter(self, node: Node, rows: Rows) -> None:
@@ -105,7 +100,7 @@ class _Growth:
             self.region.wide.add(node)
 
     def is_wide(self, node: Node) -> bool:
-        return _elements(node) >= self.least
+        return size_of(node) >= self.least
 
     def follow(self, node: Node) -> list[Node]:
         """Users that keep the rows; of what is not made of products, those that are not wide."""
@@ -189,7 +184,7 @@ def _root(region: Region, position: dict[Node, int]) -> Node | None:
 def _is_free(node: Node, region: Region) -> bool:
     """Whether the other operands of a number are known before the region runs."""
     others = [a for a in node.all_input_nodes if a not in region.tangents]
-    return _reached(region.products, (), down=True).isdisjoint(others)
+    return nodes_reached(region.products).isdisjoint(others)
 
 
 def _require_linear(node: Node, tangents: set[Node]) -> None:
@@ -211,10 +206,10 @@ def _require_linear(node: Node, tangents: set[Node]) -> None:
 
 def _check(region: Region) -> None:
     """What the region reads must not depend on what it makes."""
-    body = region.body() & _reached(region.products, (), down=True)
+    body = region.body() & nodes_reached(region.products)
     ends = {n for n in region.products[0].graph.nodes if n is region.root or _is_size(n)}
     inputs = [a for a in region.inputs() if a is not region.root]
-    if not body.isdisjoint(_reached(inputs, ends, down=False)):
+    if not body.isdisjoint(nodes_reached(inputs, ends, down=False)):
         raise NotByRows("what rows need depends on all rows")
     if region.root is not None and region.root.meta["val"].dtype is torch.float16:
         raise NotByRows("a gradient in float16 needs its tangent's scale")
@@ -227,27 +222,6 @@ def _check(region: Region) -> None:
             raise NotByRows("there is no tangent")
 
 
-def _reached(start: Iterable[Node], ends: Collection[Node], down: bool) -> set[Node]:
-    """Nodes below or above these, they among them; none beyond the ends."""
-    found = set(start) - set(ends)
-    stack = list(found)
-    while stack:
-        node = stack.pop()
-        following = [n for n in (node.users if down else node.all_input_nodes) if n not in found and n not in ends]
-        found.update(following)
-        stack += following
-    return found
-
-
 def _is_size(node: Node) -> bool:
     """Sizes are known without what they are sizes of."""
     return isinstance(node.meta.get("val"), torch.SymInt)
-
-
-def _elements(node: Node) -> int:
-    value = node.meta.get("val")
-    return hint(value.numel()) if isinstance(value, torch.Tensor) else 0
-
-
-def hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint or 0)

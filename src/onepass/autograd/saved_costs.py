@@ -17,7 +17,7 @@ from ..analysis.library_price import multiply_us
 from ..ir.callables import operators
 from ..ir.dtypes import DType
 from ..ir.target import Target
-from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, hint, later_nodes, matrices, size_of
+from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, bytes_of, hint, later_nodes, matrices, nodes_reached, size_of
 
 _VIEWS = operators("_unsafe_view reshape")
 _TABLES = operators("embedding index_select")
@@ -41,11 +41,11 @@ class Costs:
         assert isinstance(results, tuple | list)
         self.returned = {r for r in results[:outputs] if isinstance(r, Node)}
         self.asked = {r for r in results[outputs:] if isinstance(r, Node) and r not in self.later}
-        self.first = _made_of(self.returned)  # what forward computes whatever is kept
+        self.first = nodes_reached(self.returned, down=False)  # what forward computes whatever is kept
         nodes = [n for n in joint.graph.nodes if n.op != "output" and n not in self.later]
         self.free = _free(nodes)
         self.level = self._levels(nodes)
-        needed = _made_of(n for n in nodes if self.is_read(n))
+        needed = nodes_reached((n for n in nodes if self.is_read(n)), down=False)
         self.nodes = [n for n in nodes if n in needed]  # that backward reads, and all that they are made of
 
     def _levels(self, nodes: Iterable[Node]) -> dict[Node, int]:
@@ -172,13 +172,6 @@ def is_asked_again(node: Node) -> bool:
     return node.meta.get("recompute") is COMPUTE_AGAIN["recompute"]
 
 
-def bytes_of(node: Node) -> int:
-    """Bytes of a value, or of the results of a call together."""
-    value = node.meta.get("val")
-    results = value if isinstance(value, tuple | list) else (value,)
-    return sum(hint(v.numel()) * v.element_size() for v in results if isinstance(v, torch.Tensor))
-
-
 def moved_bytes(node: Node) -> int:
     """Bytes of a value and of all that it is made of."""
     return bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
@@ -195,17 +188,6 @@ def _free(nodes: Iterable[Node]) -> set[Node]:
     for node in nodes:
         if node.op == "call_function" and all(n in found for n in node.all_input_nodes):
             found.add(node)
-    return found
-
-
-def _made_of(nodes: Iterable[Node]) -> set[Node]:
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
     return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const
-from ..ir.ops import OPS
+from ..ir.ops import CHECKED, OPS
 from .scalars import BIT_OPERATORS, INTEGER_DIVISIONS, Scalars, Templates, by_type, identities, infix, suffix
 
 _TYPES = {
@@ -34,7 +34,7 @@ _MONOID_OPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", 
 
 _FLOATS = infix({"add": "+", "sub": "-", "mul": "*", "div": "/"}) | dict.fromkeys(_FLOAT_FUNCTIONS, _CALL)
 _BOOLS = {"bitnot": "({0} ^ 1)", "isnan": "0", "isinf": "0", "signbit": "0"}
-_ANY_TYPES = dict.fromkeys(("wrap_index", "check_index"), "op_{op}({all}, &status)") | {"where": "({0} ? {1} : {2})"}
+_ANY_TYPES = dict.fromkeys(CHECKED, "op_{op}({all}, &status)") | {"where": "({0} ? {1} : {2})"}
 
 
 def _integers(dtype: DType) -> Templates:

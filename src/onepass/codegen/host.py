@@ -140,8 +140,6 @@ def _in_tree(tree: Any, uses: _Uses) -> Iterator[Thing]:
                 yield uses.of(leaf)
             case HostValue():
                 yield leaf
-            case slice():
-                yield from _in_tree((leaf.start, leaf.stop, leaf.step), uses)
 
 
 class _Emitter:

@@ -12,12 +12,12 @@ from ..analysis.access import estimate
 from ..analysis.nest import Refusal
 from ..ir.expr import Const
 from ..ir.kernel import Kernel, Let, LoadElement, Operand, ScheduledGroup, StoreElement, Var, walk
+from ..ir.ops import CHECKED
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer
 from ..ir.source import Allocate, Trial
 from .host import launch_of
 
-_CHECKED = ("wrap_index", "check_index")
 _KEEP_ZERO = ("cast", "neg", "abs", "mul", "add", "sub", "bitand", "bitor", "maximum")
 
 
@@ -72,7 +72,7 @@ def stays_inside(kernel: Kernel) -> bool:
                 return not var.dtype.is_float
             case Let(op="where", args=(_, first, second)):
                 return is_zero(first) and is_zero(second)
-            case Let(op=op, args=(index, _)) if op in _CHECKED:
+            case Let(op=op, args=(index, _)) if op in CHECKED:
                 return is_zero(index)
             case Let(op=op, args=args) if op in _KEEP_ZERO:
                 return all(is_zero(a) for a in args)
@@ -81,5 +81,5 @@ def stays_inside(kernel: Kernel) -> bool:
     sizes = {s.name for s in kernel.symbols}
     at = [s.offset for s in walk(kernel.body) if isinstance(s, LoadElement | StoreElement)]
     used = {s.name for offset in at for s in offset.symbols()} - sizes
-    used |= {name for name, s in made.items() if isinstance(s, Let) and s.op in _CHECKED}  # asserted, used or not
+    used |= {name for name, s in made.items() if isinstance(s, Let) and s.op in CHECKED}  # asserted, used or not
     return all(name in made and is_zero(made[name].var) for name in used)

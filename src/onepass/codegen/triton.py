@@ -14,15 +14,14 @@ from collections.abc import Sequence
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const, const
-from ..ir.poly import Axis, Poly, in_range, is_far, product
+from ..ir.ops import CHECKED
+from ..ir.poly import Axis, Poly, in_range, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
 from .emitter import bare, header, operand_dtype
 from .scalars import COMPARISONS, identities
 from .triton_ops import signature_type, triton_fold, triton_join, triton_number, triton_pointwise, triton_type
 from .triton_products import ProductEmitter
 from .triton_text import NO_AXES, OpenTile
-
-_CHECKED = ("wrap_index", "check_index")
 
 
 def emit_triton(kernel: ir.Kernel, exact: bool = False, overlaps: bool = False) -> KernelSource:
@@ -102,7 +101,7 @@ class TritonEmitter(ProductEmitter):
 
     def visit_Let(self, s: ir.Let) -> None:
         dims = self.dims_of(*s.args)
-        if s.op in COMPARISONS and len(places := [p for a in s.args if (p := _place(a)) is not None]) == 2:
+        if s.op in COMPARISONS and len(places := [p for a in s.args if (p := ir.place_of(a)) is not None]) == 2:
             text = triton_pointwise(s.op, [self.poly(p) for p in places], [DType.I64] * 2, DType.BOOL)
             varies = any(p.names() for p in places)
             self.define(s.var, text if varies else f"tl.full([], {text}, tl.int1)", dims)
@@ -112,7 +111,7 @@ class TritonEmitter(ProductEmitter):
             self.define(s.var, text, dims)
             return
         args = [self.operand(a) for a in s.args]
-        if s.op in _CHECKED:
+        if s.op in CHECKED:
             self.checked_index(s, args, dims)
         else:
             text = triton_pointwise(s.op, args, [operand_dtype(a) for a in s.args], s.var.dtype)
@@ -308,13 +307,6 @@ def _joined(words: list[str]) -> str:
     if len(words) == 1:
         return words[0]
     return f"tl.join({_joined(words[::2])}, {_joined(words[1::2])})"
-
-
-def _place(value: ir.Operand) -> Poly | None:
-    """An operand of a comparison as an index expression, in as many bits as offsets have; None if it is none."""
-    if isinstance(value, Const) and value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
-        return Poly.of(int(value.value))
-    return value if isinstance(value, Poly) else None
 
 
 def _held(dtype: DType) -> str:

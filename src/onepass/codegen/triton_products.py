@@ -17,9 +17,9 @@ class ProductEmitter(TileEmitter):
     def visit_LoadTile(self, s: LoadTile) -> None:
         """A block that hardware copies, or its elements where it is not described."""
         if s.descriptor.name not in self.described:
-            self.visit_LoadElement(LoadElement(s.var, s.descriptor.buffer, s.offset))
+            self.visit_LoadElement(LoadElement(s.var, s.buffer, s.offset))
             return
-        self.typed |= {s.var.name} if s.descriptor.buffer in self.kernel.matrices else set()
+        self.typed |= {s.var.name} if s.buffer in self.kernel.matrices else set()
         block = f"{s.descriptor.name}.load([{bare(self.poly(s.row))}, {bare(self.poly(s.column))}])"
         self.define(s.var, f"{block}.T" if s.transposed else block, self.dims_of(s.offset))
         self.loaded.add(s.var.name)
@@ -27,7 +27,7 @@ class ProductEmitter(TileEmitter):
     def visit_StoreTile(self, s: StoreTile) -> None:
         """The same, to memory."""
         if s.descriptor.name not in self.described:
-            self.visit_StoreElement(StoreElement(s.descriptor.buffer, s.offset, s.value))
+            self.visit_StoreElement(StoreElement(s.buffer, s.offset, s.value))
             return
         value = self.operand(s.value)
         at = f"[{bare(self.poly(s.row))}, {bare(self.poly(s.column))}]"

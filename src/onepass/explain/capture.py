@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..analysis.reach import reached
 from ..ir.record import CompileRecord
 from .memoryless import has_no_memory, made_fake
 from .planning import planning
@@ -103,15 +104,10 @@ def run_backward(result: Any) -> None:
 def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves an autograd graph accumulates into."""
     found: dict[int, torch.Tensor] = {id(t): t for t in outputs if t.grad_fn is None}
-    stack = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
+    start = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    for node in reached(start, lambda node: (n for n, _ in node.next_functions if n is not None)):
         if (variable := getattr(node, "variable", None)) is not None:
             found[id(variable)] = variable
-        following = [n for n, _ in node.next_functions if n is not None and n not in seen]
-        seen.update(following)
-        stack.extend(following)
     return list(found.values())
 
 

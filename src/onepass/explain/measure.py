@@ -6,8 +6,6 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..analysis.access import assumed_size, loads_bytes, operation_cost, storage_bytes
 from ..analysis.inline import loads_of
 from ..analysis.nest import opened
@@ -17,7 +15,7 @@ from ..ir.expr import Expr
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
-from ..ir.program import Buffer, Extern, Program, Update, View, leaves
+from ..ir.program import Buffer, Extern, Program, Update, buffers_in
 from ..ir.record import CompileRecord, ExternRecord, KernelRecord
 from ..ir.source import KernelSource
 from ..ir.target import Target
@@ -82,7 +80,7 @@ def bytes_read(values: list[Expr]) -> int:
 
 
 def _extern_record(step: Extern) -> ExternRecord:
-    used = {v.buffer for v in _views((step.args, step.kwargs))}
+    used = {*buffers_in((step.args, step.kwargs))}
     if step.overwrites is not None:  # what is written of it is one of the others, read
         used -= {step.args[0].buffer}
         moved = 2 * sum(storage_bytes(b) for b in used)
@@ -94,14 +92,10 @@ def _extern_record(step: Extern) -> ExternRecord:
 def _minimum(program: Program, updates: list[Update]) -> int:
     """Each input that is used read once, each output and update written once."""
     used = {*loads_of(d.value for d in program.defines())}
-    used |= {v.buffer for s in program.statements if isinstance(s, Extern) for v in _views((s.args, s.kwargs))}
+    used |= {b for s in program.externs() for b in buffers_in((s.args, s.kwargs))}
     inputs = {b for b in program.inputs if isinstance(b, Buffer)}
-    outputs = {v.buffer for v in _views(program.outputs)} - inputs
+    outputs = {*buffers_in(program.outputs)} - inputs
     return sum(map(storage_bytes, used & inputs)) + sum(map(storage_bytes, outputs | {u.target for u in updates}))
-
-
-def _views(tree: Any) -> list[View]:
-    return [leaf for leaf in leaves(tree) if isinstance(leaf, View)]
 
 
 def _step_text(step: Extern | Group) -> str:

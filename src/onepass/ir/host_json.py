@@ -31,19 +31,11 @@ def host_to_json(host: HostProgram) -> Any:
 
 def host_from_json(data: Any, constants: tuple[Any, ...] = ()) -> HostProgram:
     """The program that `host_to_json` wrote, with the constants of the graph it is to run."""
-    return replace(_read(data, HostProgram), constants=constants)
+    return replace(read_tree(data, HostProgram), constants=constants)
 
 
-def kernel_to_json(kernel: KernelSource) -> Any:
-    return encode_tree(kernel)
-
-
-def kernel_from_json(data: Any) -> KernelSource:
-    """The kernel that `kernel_to_json` wrote."""
-    return _read(data, KernelSource)
-
-
-def _read(data: Any, kind: type[T]) -> T:
+def read_tree(data: Any, kind: type[T]) -> T:
+    """The host program or kernel that `encode_tree` wrote."""
     try:
         found = decode_tree(data)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

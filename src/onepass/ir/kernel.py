@@ -10,13 +10,13 @@ its block instead of a loop, and `Fold` reduces over opened axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from .dtypes import DType
 from .expr import Const
-from .poly import Axis, Poly, Symbol, product
+from .poly import Axis, Poly, Symbol, is_far, product
 from .program import Buffer, Origin
 from .schedule import Schedule
 
@@ -81,6 +81,10 @@ class LoadTile:
     transposed: bool
     offset: Poly
 
+    @property
+    def buffer(self) -> Buffer:
+        return self.descriptor.buffer
+
 
 @dataclass(frozen=True, slots=True)
 class StoreTile:
@@ -92,6 +96,10 @@ class StoreTile:
     transposed: bool
     offset: Poly
     value: Operand
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.descriptor.buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,3 +472,39 @@ def rewritten(body: tuple[Statement, ...], change: Callable[[Statement], Stateme
         return change(s)
 
     return tuple(inside(s) for s in body)
+
+
+_NOT_READ = frozenset(("var", "parts", "body", "prologue"))
+
+
+def reads(s: Statement) -> list[Operand]:
+    """The operands of a statement; of a loop or a condition, not those of its body."""
+    found: list[object] = []
+    for name in s.__match_args__:
+        value = getattr(s, name) if name not in _NOT_READ else None
+        found += value if isinstance(value, tuple) else (value,)
+    return [o for o in found if isinstance(o, Var | Const | Poly)]
+
+
+def names(operands: Iterable[Operand]) -> set[str]:
+    """The variables and axes in operands; a variable inside an index is a symbol of its name."""
+    found: set[str] = set()
+    for o in operands:
+        found |= {o.name} if isinstance(o, Var) else o.names() if isinstance(o, Poly) else set()
+    return found
+
+
+def defined(s: Statement) -> tuple[Var, ...]:
+    """The variables that a statement gives a value."""
+    if isinstance(s, Finish | Fold):
+        return s.parts
+    variable: Var | None = getattr(s, "var", None)
+    into_state = isinstance(s, Contract) and s.accumulator is not None
+    return () if variable is None or into_state else (variable,)
+
+
+def place_of(value: Operand) -> Poly | None:
+    """An operand as a position of 32 bits, or of as many as positions have; None if it is none."""
+    if isinstance(value, Const) and value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
+        return Poly.of(int(value.value))
+    return value if isinstance(value, Poly) else None

@@ -23,6 +23,7 @@ class OpInfo:
 
 _EXP = 12.0
 CASTS = ("cast", "narrow", "widen")  # the same number in another type
+CHECKED = ("wrap_index", "check_index")  # indices from data, which must be inside their dimension
 
 OPS: dict[str, OpInfo] = {
     # arithmetic; integers wrap around

@@ -122,8 +122,10 @@ class Program:
 
 
 def leaves(tree: Argument) -> Iterator[Argument]:
-    """The leaves of an argument tree of tuples, lists and dicts."""
-    if isinstance(tree, dict):
+    """The leaves of an argument tree of tuples, lists, dicts and slices."""
+    if isinstance(tree, slice):
+        tree = (tree.start, tree.stop, tree.step)
+    elif isinstance(tree, dict):
         tree = tree.values()
     elif not isinstance(tree, tuple | list):
         yield tree
@@ -137,6 +139,11 @@ def held(tree: Argument) -> Iterator[Buffer | HostValue]:
     for leaf in leaves(tree):
         if isinstance(leaf, View | Buffer | HostValue):
             yield leaf.buffer if isinstance(leaf, View) else leaf
+
+
+def buffers_in(tree: Argument) -> Iterator[Buffer]:
+    """The buffers in a tree of arguments or outputs."""
+    return (value for value in held(tree) if isinstance(value, Buffer))
 
 
 def contiguous_strides(shape: tuple[Poly, ...]) -> tuple[Poly, ...]:

@@ -5,18 +5,17 @@ A violation is a bug in onepass and is reported as a `VerifyError` with the stat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from collections.abc import Iterable
 
 from ..errors import VerifyError
 from . import kernel as k
 from .dtypes import DType
 from .expr import Expr, Index, Load, Part, Pointwise, Random, Reduce, postorder
-from .kernel import Kernel, Operand, Var
+from .kernel import Kernel, Var
 from .ops import OPS
 from .plan import FusionPlan, Group
 from .poly import Axis, Division, Poly, Symbol
-from .program import Buffer, Define, Extern, Program, Statement, Update, View, held, leaves, print_statement
+from .program import Buffer, Define, Extern, Program, Statement, Update, View, buffers_in, held, leaves, print_statement
 
 # Operations whose arguments all have one type, which is also the result's (or bool).
 _MIXED = frozenset(["where", "cast", "narrow", "widen", "bitcast", "uniform"])
@@ -123,13 +122,13 @@ def verify_plan(program: Program, plan: FusionPlan) -> None:
     made = {b for b in program.inputs if isinstance(b, Buffer)}
     for step in plan.steps:
         if isinstance(step, Extern):
-            _expect_made(_buffers((step.args, step.kwargs)), made, step.origin.node)
+            _expect_made(buffers_in((step.args, step.kwargs)), made, step.origin.node)
             if isinstance(step.result, Buffer):
                 made.add(step.result)
             continue
         _verify_group(step, made)
         made |= {s.buffer for s in step.stores}
-    _expect_made(_buffers(program.outputs), made, "the outputs")
+    _expect_made(buffers_in(program.outputs), made, "the outputs")
     updated = {s.source for s in program.statements if isinstance(s, Update)}
     placed = set(plan.in_place) | {source for _, source in plan.copies}
     if updated != placed:
@@ -150,10 +149,6 @@ def _expect_made(used: Iterable[Buffer], made: set[Buffer], where: str) -> None:
             raise VerifyError(f"{where} uses {buffer!r} before it is made")
 
 
-def _buffers(tree: object) -> Iterator[Buffer]:
-    return (value for value in held(tree) if isinstance(value, Buffer))
-
-
 class _Scope:
     def __init__(self, names: set[str], accumulators: set[str]) -> None:
         self.names, self.accumulators = names, accumulators
@@ -170,46 +165,24 @@ def verify_kernel(kernel: Kernel) -> None:
 def _verify_block(kernel: Kernel, body: tuple[k.Statement, ...], outer: _Scope) -> None:
     scope = _Scope(set(outer.names), set(outer.accumulators))
     for s in body:
-        for operand in _operands(s):
+        folded = s.summed if isinstance(s, k.Contract) else s.over if isinstance(s, k.Fold) else ()
+        for operand in (*k.reads(s), *(axis.poly() for axis in folded)):
             if isinstance(operand, Poly):
                 _use_poly(kernel, operand, scope, s)
             elif isinstance(operand, Var) and operand.name not in scope.names:
                 raise VerifyError(f"{kernel.name}: {operand.name} is used before it is defined, in {s}")
         _verify_kernel_statement(kernel, s, scope)
-        for variable in _defined(s):
+        for variable in k.defined(s):
             if variable.name in scope.names:
                 raise VerifyError(f"{kernel.name}: {variable.name} is defined twice")
             scope.names.add(variable.name)
 
 
-def _operands(s: k.Statement) -> Iterator[Operand]:
-    """The values that a statement itself uses: every operand and poly in its fields, and the axes it sums over."""
-    for name in (f.name for f in fields(s) if f.name not in ("var", "parts")):
-        value = getattr(s, name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, Poly | Var):
-                yield item
-    if isinstance(s, k.Contract | k.Fold):
-        yield from (axis.poly() for axis in (s.summed if isinstance(s, k.Contract) else s.over))
-
-
-def _defined(s: k.Statement) -> tuple[Var, ...]:
-    if isinstance(s, k.Finish | k.Fold):
-        return s.parts
-    variable: Var | None = getattr(s, "var", None)
-    into_state = isinstance(s, k.Contract) and s.accumulator is not None
-    return () if variable is None or into_state else (variable,)
-
-
 def _verify_kernel_statement(kernel: Kernel, s: k.Statement, scope: _Scope) -> None:
     match s:
-        case k.LoadElement():
+        case k.LoadElement() | k.LoadTile():
             _parameter(kernel, s.buffer, kernel.reads)
-        case k.LoadTile():
-            _parameter(kernel, s.descriptor.buffer, kernel.reads)
-        case k.StoreTile():
-            _parameter(kernel, s.descriptor.buffer, kernel.writes)
-        case k.StoreElement():
+        case k.StoreElement() | k.StoreTile():
             _parameter(kernel, s.buffer, kernel.writes)
         case k.Start():
             scope.accumulators.add(s.accumulator.name)

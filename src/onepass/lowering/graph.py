@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..analysis.inline import read_by
 from ..ir.callables import graph_constant
 from ..ir.expr import Expr, literal
 from ..ir.poly import Poly, Symbol
@@ -27,7 +28,7 @@ from .contractions import CONTRACTIONS
 from .float8 import MOVES
 from .library_products import ON_WIDE_VECTORS, wide_product
 from .origins import origin_of
-from .overwrites import change_own, find_overwrites, read_by
+from .overwrites import change_own, find_overwrites
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
 from .registry import RULES, Unsupported, supported

@@ -35,7 +35,8 @@ def wide_product(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return None
     (rows, depth), columns = left.shape, right.shape[1]
     weight = _transposed(right)
-    if not _is_by_rows(left) and not (_is_by_rows(_transposed(left)) and _pays(columns, rows, depth)):
+    copy_pays = numel([columns]) >= _FEWEST_COLUMNS and numel((rows, depth)) <= _MOST_COPIED
+    if not _is_by_rows(left) and not (_is_by_rows(_transposed(left)) and copy_pays):
         return None
     if not (_is_by_rows(right) or _is_by_rows(weight)) or not depth.constant:
         return None
@@ -45,11 +46,6 @@ def wide_product(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return None
     (linear,) = operators("mkldnn._linear_pointwise.default")
     return linear, (left, weight, bias[0] if bias else None, "none", [], "")
-
-
-def _pays(columns: Poly, *copied: Poly) -> bool:
-    """Whether a copy of a matrix costs less than what it saves."""
-    return numel([columns]) >= _FEWEST_COLUMNS and numel(copied) <= _MOST_COPIED
 
 
 def _transposed(matrix: View) -> View:

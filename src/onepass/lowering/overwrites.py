@@ -17,9 +17,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ..analysis.access import estimate, is_dense
-from ..analysis.inline import loaded
+from ..analysis.inline import read_by
 from ..ir.poly import product
-from ..ir.program import Buffer, Define, Extern, HostValue, Statement, Update, View, held
+from ..ir.program import Buffer, Define, Extern, HostValue, Statement, View, held
 from .registry import supported
 from .torch_private import OpOverload, storage_key
 from .values import TensorMeta
@@ -173,16 +173,6 @@ def change_own(statements: Iterable[Statement], outputs: tuple[Any, ...]) -> lis
     reads = Counter(value for s in statements for value in read_by(s))
     reads.update(held(outputs))
     return [_changing(s, made, reads) if isinstance(s, Extern) else s for s in statements]
-
-
-def read_by(statement: Statement) -> Iterable[Buffer | HostValue]:
-    """The buffers and host values that a statement reads."""
-    match statement:
-        case Define():
-            return loaded(statement.value)
-        case Update():
-            return (statement.source,)
-    return held((statement.args, statement.kwargs))
 
 
 def _changing(extern: Extern, made: set[Buffer], reads: Counter[Buffer | HostValue]) -> Extern:

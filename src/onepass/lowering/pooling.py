@@ -56,7 +56,10 @@ class Windows:
 def _windows(
     dims: int, x: Ref, given: Shape, size: Sizes, step: Sizes, before: Sizes, spread: Sizes = (1,)
 ) -> list[Windows]:
-    """The windows of pooling from `x` to shape `given`; one number counts for every dimension."""
+    """The windows of pooling from `x` to shape `given`; one number counts for every dimension.
+
+    An operation gives these columns in this order; how its shape is rounded comes after them, and is FX's matter.
+    """
     columns = [[*map(Poly.of, v)] * (dims if len(v) == 1 else 1) for v in (size, step or size, before, spread)]
     if any(v.constant is None for column in columns for v in column):
         raise Unsupported("windows whose geometry is not known")
@@ -123,11 +126,9 @@ def _largest(ctx: Context, x: Ref, windows: list[Windows]) -> tuple[Expr | Ref, 
     elements, over = _values(ctx, x, windows)
     lengths = [w.length for w in windows]
     if not over:
-        inner = own_point(ctx.out.shape)[-len(windows) :]
         pitches = [product((w.spread, *lengths[k + 1 :])) for k, w in enumerate(windows)]
-        start = linear_position([w.place(n, Poly.ZERO) for w, n in zip(windows, inner, strict=True)], lengths)
         largest, first = _first_largest(ctx, windows, [value for _, _, value in elements], pitches)
-        return largest, pointwise("add", Index(start), ctx.convert(first, DType.I64))
+        return largest, pointwise("add", _first_position(ctx, windows), ctx.convert(first, DType.I64))
     ((place, inside, value),) = elements
     whole = ctx.define(_combined("max", [value], over))
     known = ctx.computing(whole.aligned(ctx.out.shape), x.dtype, exact=True)
@@ -140,6 +141,13 @@ def _largest(ctx: Context, x: Ref, windows: list[Windows]) -> tuple[Expr | Ref, 
     not_numbers = pointwise("where", pointwise("isnan", value), position, none)
     last = _internal(ctx, Part(Reduce("max", (not_numbers,), over), 0))
     return whole, pointwise("where", pointwise("isnan", known), last, first)
+
+
+def _first_position(ctx: Context, windows: list[Windows]) -> Expr:
+    """The position in the input of the first element of a window, which may be outside."""
+    inner = own_point(ctx.out.shape)[-len(windows) :]
+    place = [w.place(n, Poly.ZERO) for w, n in zip(windows, inner, strict=True)]
+    return Index(linear_position(place, [w.length for w in windows]))
 
 
 def _internal(ctx: Context, value: Expr) -> Expr:
@@ -177,16 +185,14 @@ def _first_inside(ctx: Context, w: Windows, window: Poly, pitch: Poly, dtype: DT
     return found
 
 
-def _max_pool(
-    dims: int, ctx: Context, x: Ref, size: Sizes, step: Sizes, before: Sizes, spread: Sizes, ceil_mode: bool
-) -> tuple[Expr | Ref, Expr]:
-    return _largest(ctx, x, _windows(dims, x, ctx.out.shape, size, step, before, spread))
+def _max_pool(dims: int, ctx: Context, x: Ref, *geometry: Any) -> tuple[Expr | Ref, Expr]:
+    *columns, _rounding = geometry
+    return _largest(ctx, x, _windows(dims, x, ctx.out.shape, *columns))
 
 
-def _max_pool_offsets(
-    ctx: Context, x: Ref, size: Sizes, step: Sizes, before: Sizes, spread: Sizes, ceil_mode: bool
-) -> tuple[Expr, Expr]:
-    windows = _windows(len(size), x, ctx.out.shape, size, step, before, spread)
+def _max_pool_offsets(ctx: Context, x: Ref, *geometry: Any) -> tuple[Expr, Expr]:
+    *columns, _rounding = geometry
+    windows = _windows(len(columns[0]), x, ctx.out.shape, *columns)
     elements, _ = _values(ctx, x, windows)
     pitches = [product(w.size for w in windows[k + 1 :]) for k in range(len(windows))]
     return _first_largest(ctx, windows, [value for _, _, value in elements], pitches)
@@ -195,15 +201,10 @@ def _max_pool_offsets(
 def _offsets_to_indices(
     ctx: Context, offsets: Ref, size: Sizes, lengths: Sizes, step: Sizes, before: Sizes, spread: Sizes
 ) -> Ref:
-    inner = own_point(ctx.out.shape)[-len(size) :]
     columns = [[*map(Poly.of, v)] for v in (lengths, ctx.out.shape[-len(size) :], size, step, before, spread)]
     rest = ctx.convert(offsets.aligned(ctx.out.shape), DType.I32)
     windows = [Windows(*w) for w in zip(*columns, strict=True)]
-    position: Expr = Index(
-        linear_position(
-            [w.place(n, Poly.ZERO) for w, n in zip(windows, inner, strict=True)], [w.length for w in windows]
-        )
-    )
+    position: Expr = _first_position(ctx, windows)
     for k, w in reversed(list(enumerate(windows))):
         extent = ctx.size(w.size, DType.I32)
         element = ctx.convert(pointwise("remainder", rest, extent), DType.I64) if k else ctx.convert(rest, DType.I64)
@@ -254,18 +255,9 @@ def _divisor(
     return ctx.convert(count, dtype)
 
 
-def _avg_pool(
-    dims: int,
-    ctx: Context,
-    x: Ref,
-    size: Sizes,
-    step: Sizes,
-    before: Sizes,
-    ceil_mode: bool,
-    include: bool,
-    divisor: int | None,
-) -> Expr:
-    return _mean(ctx, x, _windows(dims, x, ctx.out.shape, size, step, before), include, divisor)
+def _avg_pool(dims: int, ctx: Context, x: Ref, *geometry: Any) -> Expr:
+    *columns, _rounding, include, divisor = geometry
+    return _mean(ctx, x, _windows(dims, x, ctx.out.shape, *columns), include, divisor)
 
 
 # --- gradients: sums over the windows that have a position ---
@@ -295,19 +287,9 @@ def _has(windows: list[Windows], element: Shape) -> Expr:
     return _within(element, [w.size for w in windows])
 
 
-def _max_pool_backward(
-    dims: int,
-    ctx: Context,
-    gradient: Ref,
-    x: Ref,
-    size: Sizes,
-    step: Sizes,
-    before: Sizes,
-    spread: Sizes,
-    ceil_mode: bool,
-    indices: Ref,
-) -> Expr:
-    return _to_largest(ctx, gradient, _windows(dims, x, gradient.shape, size, step, before, spread), indices)
+def _max_pool_backward(dims: int, ctx: Context, gradient: Ref, x: Ref, *geometry: Any) -> Expr:
+    *columns, _rounding, indices = geometry
+    return _to_largest(ctx, gradient, _windows(dims, x, gradient.shape, *columns), indices)
 
 
 def _to_largest(ctx: Context, gradient: Ref, windows: list[Windows], indices: Ref) -> Expr:
@@ -335,19 +317,9 @@ def _adaptive_max_backward(dims: int, ctx: Context, gradient: Ref, x: Ref, indic
     return _to_largest(ctx, gradient, _equal_windows(x, gradient.shape, dims), indices)
 
 
-def _avg_pool_backward(
-    dims: int,
-    ctx: Context,
-    gradient: Ref,
-    x: Ref,
-    size: Sizes,
-    step: Sizes,
-    before: Sizes,
-    ceil_mode: bool,
-    include: bool,
-    divisor: int | None,
-) -> Expr:
-    return _spread(ctx, gradient, _windows(dims, x, gradient.shape, size, step, before), include, divisor)
+def _avg_pool_backward(dims: int, ctx: Context, gradient: Ref, x: Ref, *geometry: Any) -> Expr:
+    *columns, _rounding, include, divisor = geometry
+    return _spread(ctx, gradient, _windows(dims, x, gradient.shape, *columns), include, divisor)
 
 
 def _spread(

@@ -85,7 +85,7 @@ def _independent(regions: list[Region], links: Links) -> list[Region]:
 
 def _try(chooser: Chooser, sides: dict[Region, float]) -> None:
     """One launch of all sides, each with its time alone."""
-    members = tuple(sorted((d for r in sides for d in r.members), key=chooser.order.__getitem__))
+    members = chooser.ordered(d for r in sides for d in r.members)
     again = tuple(dict.fromkeys(d for r in sides for d in r.again))
     kind = replace(
         BESIDE, without=lambda *_: (sum(sides.values()), 0.0), ways=("side by side in one launch", f"in {len(sides)}")

@@ -22,7 +22,7 @@ from ..ir.plan import Chosen, Decision, Store
 from ..ir.program import Buffer, Define, Extern, Program
 from .close_calls import AROUND, CloseCalls, Judge, Times
 from .cost import predict_us
-from .parts import Parts
+from .parts import both_ways
 from .reading import Reading
 from .regions import Region, Regions
 from .setting import Setting
@@ -54,14 +54,13 @@ class Chooser(Reading):
     def __init__(self, program: Program, setting: Setting, judge: Judge | None = None) -> None:
         """`judge` measures close calls."""
         self.setting, self.target, self.limits = setting, setting.target, setting.limits
-        self.close_calls, self.parts, self.memo = CloseCalls(judge, setting.limits.doubted), Parts(program), Memo()
+        self.close_calls, self.memo = CloseCalls(judge, setting.limits.doubted), Memo()
+        self.program = program
         # Attention may be the library's, which rounds where it likes.
         self.offers = setting.options.precision == "fused" and setting.target.attention
         self.decisions: list[Decision] = []
         self.products = [s for s in program.externs() if self._takes(s)]
         super().__init__(program, self.products)
-        self.taken: set[Define] = set()
-        self.above: dict[Define, tuple[list[Define], list[Define]]] = {}  # what a product is made of
         self._bounds: dict[Contraction, float] = {}  # equal regions have one contraction
         self.regions: list[Region] = []
 
@@ -136,7 +135,7 @@ class Chooser(Reading):
 
         def question() -> tuple[Regions, Regions]:
             wanted = [d.buffer for d in self.stored(members)]
-            return self.parts.both_ways(regions, before, wanted, stored & {*again})
+            return both_ways(self.program, self.ordered, (regions, before), wanted, stored & {*again})
 
         if times is not None:
             decision = self.close_calls.settle(decision, times, question)
@@ -205,7 +204,7 @@ class Chooser(Reading):
             wanted = (computes or not operand) and (self.is_cheap(d) or self.is_unpacked_once(d, reader))
             again = self.chain(d) if wanted else self.moves(d) if operand else ()
             found |= dict.fromkeys(c for c in again if c not in own)
-        return tuple(sorted(found, key=self.order.__getitem__))
+        return self.ordered(found)
 
     def ways_again(self, members: Defines) -> Iterable[Defines]:
         """What members compute again: all that is cheap; nothing that many positions share; no operands, which only

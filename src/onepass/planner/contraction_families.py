@@ -10,18 +10,18 @@ and the same sweep are one, against all of it by the library with what lies betw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..analysis.access import storage_bytes
 from ..analysis.contraction import contract
 from ..analysis.inline import loaded, reductions
 from ..analysis.nest import Refusal
+from ..analysis.reach import reached
 from ..ir.plan import Decision
 from ..ir.program import Define
 from .chooser import Chooser, Defines
 from .close_calls import AROUND, Times
-from .contraction_chains import between, is_short, products_above, tails
-from .reading import MOST_MEMBERS
+from .reading import MOST_MEMBERS, is_short
 from .regions import Region
 
 MOST_ENDS = 8  # products of one family
@@ -38,13 +38,13 @@ def try_families(chooser: Chooser) -> None:
             ends += [d for d, _ in joining]
             found.update(*(own for _, own in joining))
         if 1 < len(ends) <= MOST_ENDS and len(found) <= MOST_MEMBERS:
-            _consider(chooser, sorted(ends, key=chooser.order.__getitem__), found)
+            _consider(chooser, chooser.ordered(ends), found)
 
 
 def _inner(chooser: Chooser, last: Define) -> set[Define]:
     """What lies between a product and the short ones that it is made of and that grow, these included."""
-    firsts = [d for d in products_above(chooser, last) if is_short(d) and _grows(d) and d is not last]
-    return {*between(chooser, last, firsts), *firsts} - {last} if firsts else set()
+    firsts = [d for d in chooser.products_above(last) if is_short(d) and _grows(d) and d is not last]
+    return {*chooser.between(last, firsts), *firsts} - {last} if firsts else set()
 
 
 def _grows(product: Define) -> bool:
@@ -52,9 +52,9 @@ def _grows(product: Define) -> bool:
     return storage_bytes(product.buffer) > max(map(storage_bytes, loaded(product.value)))
 
 
-def _consider(chooser: Chooser, ends: list[Define], inner: set[Define]) -> None:
+def _consider(chooser: Chooser, ends: Defines, inner: set[Define]) -> None:
     """The kernels of a family, if they are all possible and faster."""
-    names = min(inner, key=chooser.order.__getitem__).origin.node, ends[-1].origin.node
+    names = chooser.ordered(inner)[0].origin.node, ends[-1].origin.node
 
     def refuse(reason: str) -> None:
         chooser.decisions.append(Decision(*names, "again", False, reason))
@@ -68,9 +68,9 @@ def _consider(chooser: Chooser, ends: list[Define], inner: set[Define]) -> None:
     if not possible:
         return refuse(next(kernels.reason for kernels in found if isinstance(kernels, Refusal)))
     regions = min(possible, key=lambda kernels: sum(map(_us, kernels)))
-    everything = sorted({*inner, *(m for r in regions for m in r.members)}, key=chooser.order.__getitem__)
-    more = sorted({a for r in regions for a in r.again} - inner, key=chooser.order.__getitem__)
-    together, apart = sum(map(_us, regions)), chooser.apart(tuple(everything), tuple(more))
+    everything = chooser.ordered({*inner, *(m for r in regions for m in r.members)})
+    more = chooser.ordered({a for r in regions for a in r.again} - inner)
+    together, apart = sum(map(_us, regions)), chooser.apart(everything, more)
     repeated = ", ".join(d.origin.node for d in everything if d in inner and d.buffer in chooser.product_of)
     ways = f"in {len(regions)} kernels that each compute {repeated}", AROUND
     reason = f"predicted {together:.1f} us {ways[0]}, {apart:.1f} us {ways[1]}"
@@ -94,7 +94,7 @@ def _kernels_after(
 ) -> list[Region] | Refusal:
     """The same, where the kernel of one product stores what rows are reduced to, and the others read it."""
     left: set[Define] = set()
-    for d in sorted(inner - {*rows}, key=chooser.order.__getitem__):
+    for d in chooser.ordered(inner - {*rows}):
         if d.buffer in chooser.product_of or any(s in left for s in chooser.sources(d)):
             left.add(d)
     stores = _kernel(chooser, (first,), inner, rows)
@@ -125,19 +125,18 @@ def _us(region: Region) -> float:
 
 def _kernel(chooser: Chooser, products: Defines, inner: set[Define], rows: Defines = ()) -> Region | Refusal:
     """One kernel of products at the end, with the work on their results that is possible. `rows`: stored beside."""
-    own: set[Define] = set()
-    stack = list(products)
-    while stack:
-        fresh = [s for s in chooser.sources(stack.pop()) if s in inner and s not in own]
-        own.update(fresh)
-        stack += fresh
+
+    def inside(define: Define) -> Iterable[Define]:
+        return (s for s in chooser.sources(define) if s in inner)
+
+    own = {*reached((s for p in products for s in inside(p)), inside)}
     if not own.issuperset(rows):
         return Refusal("a product does not need all that rows are reduced to")
     refusal = Refusal("")
     longest = [d for p in products for d in _own_tail(chooser, p, products)]
     for followed in dict.fromkeys((tuple(longest), ())):
-        members = tuple(sorted({*products, *followed, *rows}, key=chooser.order.__getitem__))
-        again = tuple(sorted({*own, *chooser.again((*members, *own))} - {*rows}, key=chooser.order.__getitem__))
+        members = chooser.ordered({*products, *followed, *rows})
+        again = chooser.ordered({*own, *chooser.again((*members, *own))} - {*rows})
         found = chooser.contracted(contract, members, again)
         if not isinstance(found, Refusal):
             return Region(members, again, chooser.kernel(found, members, again))
@@ -148,7 +147,7 @@ def _kernel(chooser: Chooser, products: Defines, inner: set[Define], rows: Defin
 def _own_tail(chooser: Chooser, product: Define, products: Defines) -> list[Define]:
     """Point-wise work on a product's result that needs no other product's, but those of its kernel."""
     found: list[Define] = []
-    for d in tails(chooser, product)[0]:
+    for d in chooser.tails(product)[0]:
         if any(s.buffer in chooser.product_of and s not in products for s in chooser.sources(d)):
             break
         found.append(d)

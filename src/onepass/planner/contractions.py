@@ -22,12 +22,10 @@ from ..ir.program import Define, Extern, Program, Statement
 from .beside import join_beside
 from .chooser import Chooser, Defines, Kind
 from .close_calls import Judge
-from .contraction_chains import between, is_short, products_above, tails
 from .contraction_families import try_families
-from .contraction_rows import ROWS, followers
-from .contraction_states import TILES
+from .contraction_reductions import ROWS, TILES, followers
 from .library_attention import Offer, call, offered
-from .reading import MOST_MEMBERS, UNPACKED_ROWS
+from .reading import MOST_MEMBERS, UNPACKED_ROWS, is_short
 from .regions import Regions
 from .setting import Setting
 
@@ -74,14 +72,14 @@ def _try_chain(chooser: Chooser, extern: Extern) -> None:
     last = extern.contraction
     if last is None or last in chooser.taken:
         return
-    short = (d for d in products_above(chooser, last) if is_short(d))  # longer ones could not be computed again
-    found = sorted(short, key=chooser.order.__getitem__, reverse=True)  # the nearest first
+    short = (d for d in chooser.products_above(last) if is_short(d))  # longer ones could not be computed again
+    found = [*reversed(chooser.ordered(short))]  # the nearest first
     # All at once; where that is no kernel, what depends on one of them, the others read from memory.
     for firsts in [found, *([first] for first in found if len(found) > 1)]:
         if not firsts:
             continue
-        core, names = {last, *between(chooser, last, firsts)}, (firsts[0].origin.node, last.origin.node)
-        after = tails(chooser, last) if chooser.given_up(core) < FOLLOWERS else [()]
+        core, names = {last, *chooser.between(last, firsts)}, (firsts[0].origin.node, last.origin.node)
+        after = chooser.tails(last) if chooser.given_up(core) < FOLLOWERS else [()]
         regions = [members for tail in after if (members := _grown(chooser, core, tail, last))]
         offer = _offer(chooser, regions, *names) if chooser.offers and regions else None
         if any(_consider(chooser, CHAIN, members, names, offer) for members in regions):
@@ -113,7 +111,7 @@ def _spreads(chooser: Chooser, last: Define) -> list[Defines]:
 
     Where columns of the result meet each other (a packed gate), only their one result.
     """
-    chain = tails(chooser, last)[0]
+    chain = chooser.tails(last)[0]
     parted = _part_size(chooser, (last, *chain)[-1])
     size = parted or numel(last.axes)
 
@@ -149,7 +147,7 @@ def _try_alone(chooser: Chooser, extern: Extern) -> None:
     last = extern.contraction
     if last is None or last in chooser.taken:
         return
-    for tail in dict.fromkeys((*_spreads(chooser, last), *tails(chooser, last))):
+    for tail in dict.fromkeys((*_spreads(chooser, last), *chooser.tails(last))):
         end = tail[-1] if tail else last
         most = max(storage_bytes(d.buffer) for d in chooser.stored((last, *tail)))
         core = {last, *_products_read(chooser, last, tail)}
@@ -182,7 +180,7 @@ def _grown(chooser: Chooser, core: set[Define], tail: Defines, last: Define | No
     result = tail[-1] if tail else last
     assert result is not None
     most = max(most, storage_bytes(result.buffer))
-    waiting = [d for m in sorted(members, key=chooser.order.__getitem__) for d in _neighbours(chooser, m)]
+    waiting = [d for m in chooser.ordered(members) for d in _neighbours(chooser, m)]
     while waiting and len(members) <= MOST_MEMBERS:
         d = waiting.pop()
         if d in members or d in chooser.taken:
@@ -200,7 +198,7 @@ def _grown(chooser: Chooser, core: set[Define], tail: Defines, last: Define | No
             waiting += _neighbours(chooser, d)
     if any(storage_bytes(d.buffer) > most for d in chooser.stored(members)):
         return ()
-    return tuple(sorted(members, key=chooser.order.__getitem__))
+    return chooser.ordered(members)
 
 
 def _aside(chooser: Chooser, define: Define, members: set[Define], most: int) -> bool:

@@ -36,6 +36,11 @@ class Cost:
     time_us: float
     schedule: Schedule | None = None  # of the kernel that was priced
 
+    @property
+    def moved(self) -> int:
+        """Bytes that cross memory."""
+        return self.bytes_read + self.bytes_written
+
 
 def nest_cost(nest: Nest, target: Target) -> Cost:
     """The cost of a nest as one group."""

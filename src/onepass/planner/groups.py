@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from ..analysis.inline import Inliner, Memo, loaded
+from ..analysis.inline import Inliner, Memo, loaded, read_by
 from ..ir.plan import Store
-from ..ir.program import Buffer, Define, Extern, Program, Update
-from .links import Links, things, used
+from ..ir.program import Buffer, Define, Extern, Program, Update, buffers_in
+from .links import Links
 
 
 class GroupGraph(Links):
@@ -23,12 +23,12 @@ class GroupGraph(Links):
         self.members: dict[int, list[Define]] = {}
         self.externs: dict[int, Extern] = {}
         self.consumers: dict[Buffer, set[int]] = {}  # nodes that load a buffer, its own group excluded
-        self.required = {b for b in things(program.outputs) if isinstance(b, Buffer)}  # must exist in memory
+        self.required = {*buffers_in(program.outputs)}  # must exist in memory
         self.reads: dict[Define, tuple[Buffer, ...]] = {}
         self.memo = Memo()
         self.positions = {s: k for k, s in enumerate(program.statements) if isinstance(s, Define)}
         for number, s in enumerate(program.statements):
-            buffers = [b for b in used(s) if isinstance(b, Buffer)]
+            buffers = [b for b in read_by(s) if isinstance(b, Buffer)]
             if isinstance(s, Define):
                 self.members[number], self.reads[s] = [s], loaded(s.value)
             else:

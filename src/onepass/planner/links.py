@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from ..analysis.inline import loaded
-from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View
+from ..analysis.inline import loaded, read_by
+from ..ir.program import Buffer, Define, Extern, HostValue, Program, Update
 
 
 class Links:
@@ -27,7 +27,7 @@ class Links:
                 continue
             self.successors[number], self.predecessors[number] = set(), set()
             self.span[number] = number, number
-            self.read(number, used(s))
+            self.read(number, read_by(s))
             self.node_of[s.buffer if isinstance(s, Define) else s.result] = number
             if isinstance(s, Extern) and s.ordered:
                 if ordered is not None:
@@ -120,30 +120,3 @@ def _outside(members: Iterable[Define], again: Iterable[Define]) -> set[Buffer]:
     """What a kernel reads that it does not compute."""
     defines = (*members, *again)
     return {b for d in defines for b in loaded(d.value)} - {d.buffer for d in defines}
-
-
-def used(statement: Statement) -> Iterable[Buffer | HostValue]:
-    """What a statement reads."""
-    match statement:
-        case Define():
-            return loaded(statement.value)
-        case Extern():
-            return things((statement.args, statement.kwargs))
-    return [statement.source]
-
-
-def things(tree: object) -> Iterable[Buffer | HostValue]:
-    """Buffers and host values in an argument tree."""
-    match tree:
-        case View():
-            yield tree.buffer
-        case Buffer() | HostValue():
-            yield tree
-        case list() | tuple():
-            for item in tree:
-                yield from things(item)
-        case dict():
-            for item in tree.values():
-                yield from things(item)
-        case slice():
-            yield from things((tree.start, tree.stop, tree.step))

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from ..analysis.access import storage_bytes
 from ..analysis.inline import loaded
 from ..ir.plan import Group
-from ..ir.program import Buffer, Define, Extern, Program
-from .links import things
+from ..ir.program import Buffer, Define, Extern, Program, buffers_in
 
 Step = tuple[list[Buffer], set[Buffer]]  # (made, used)
 
@@ -39,12 +38,12 @@ def _group_step(group: Group) -> Step:
 
 def _extern_step(step: Extern) -> Step:
     made = [step.result] if isinstance(step.result, Buffer) else []
-    return made, {b for b in things((step.args, step.kwargs)) if isinstance(b, Buffer)}
+    return made, {*buffers_in((step.args, step.kwargs))}
 
 
 def _peak(program: Program, steps: Iterable[Step]) -> int:
     steps = list(steps)
-    kept = {b for b in things(program.outputs) if isinstance(b, Buffer)}
+    kept = {*buffers_in(program.outputs)}
     last = {b: k for k, (made, used) in enumerate(steps) for b in (*made, *used)}
     given = {b for b in program.inputs if isinstance(b, Buffer)}
     given |= {e.result for e in program.externs() if isinstance(e.result, Buffer) and e.overwrites is not None}

@@ -6,51 +6,39 @@ those of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ..analysis.inline import loaded
+from ..analysis.inline import read_by
 from ..ir.poly import Poly, Symbol
-from ..ir.program import Buffer, Define, Extern, HostValue, Program, View
-from .links import things
+from ..ir.program import Buffer, Define, Program, View
 from .regions import Region, Regions
 
 
-class Parts:
-    """The parts of one program."""
+def both_ways(
+    program: Program,
+    ordered: Callable[[Iterable[Define]], tuple[Define, ...]],
+    ways: tuple[Sequence[Region], Sequence[Region]],
+    wanted: Sequence[Buffer],
+    given: set[Define],
+) -> tuple[Regions, Regions]:
+    """The part of a program that regions compute: as these regions, and with other kernels only (`ways`).
 
-    def __init__(self, program: Program) -> None:
-        self._sizes = dict.fromkeys((*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources))
-        self._place: dict[Define, int] = {}
-        self._library: dict[Define, Extern] = {}
-        for number, s in enumerate(program.statements):
-            match s:
-                case Define():
-                    self._place[s] = number
-                case Extern(contraction=Define() as product):
-                    self._place[product], self._library[product] = number, s
-
-    def both_ways(
-        self, together: Sequence[Region], apart: Sequence[Region], wanted: Sequence[Buffer], given: set[Define]
-    ) -> tuple[Regions, Regions]:
-        """The part that `together` computes: as these regions, and with the kernels of `apart` only.
-
-        `wanted`: what others read of it. `given`: what it computes again and others store anyway, so that without
-        these regions it is read.
-        """
-        inside = {d for r in together for d in (*r.members, *r.again)}
-        read = given - {d for r in apart for d in (*r.members, *r.again)}
-        return self._part(inside, together, wanted), self._part(inside - read, apart, wanted)
-
-    def _part(self, inside: set[Define], regions: Sequence[Region], wanted: Sequence[Buffer]) -> Regions:
-        """These definitions alone, products that are in no region by the library."""
-        kernels = {d for r in regions for d in (*r.members, *r.again)}
-        ordered = sorted(inside, key=self._place.__getitem__)
-        statements = tuple(d if d in kernels else self._library.get(d, d) for d in ordered)
-        made = {d.buffer for d in inside}
-        read = dict.fromkeys(b for s in statements for b in _read(s) if b not in made)
-        outputs = tuple(View(b, b.shape, b.strides, Poly.ZERO) for b in wanted)
-        return Regions(Program((*self._sizes, *read), statements, outputs), tuple(regions), ())
+    `ordered`: definitions and products in order. `wanted`: what others read of the part. `given`: what it computes
+    again and others store anyway, so that without these regions it is read.
+    """
+    inside, kernels = ({d for r in regions for d in (*r.members, *r.again)} for regions in ways)
+    parts = inside, inside - (given - kernels)
+    together, apart = (_part(program, ordered(p), w, wanted) for p, w in zip(parts, ways, strict=True))
+    return together, apart
 
 
-def _read(statement: Define | Extern) -> Iterable[Buffer | HostValue]:
-    return loaded(statement.value) if isinstance(statement, Define) else things((statement.args, statement.kwargs))
+def _part(program: Program, inside: Sequence[Define], regions: Sequence[Region], wanted: Sequence[Buffer]) -> Regions:
+    """These definitions alone, products that are in no region by the library."""
+    kernels = {d for r in regions for d in (*r.members, *r.again)}
+    library = {s.contraction: s for s in program.externs()}
+    statements = tuple(d if d in kernels else library.get(d, d) for d in inside)
+    made = {d.buffer for d in inside}
+    read = dict.fromkeys(b for s in statements for b in read_by(s) if b not in made)
+    sizes = dict.fromkeys((*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources))
+    outputs = tuple(View(b, b.shape, b.strides, Poly.ZERO) for b in wanted)
+    return Regions(Program((*sizes, *read), statements, outputs), tuple(regions), ())

@@ -12,10 +12,12 @@ import itertools
 
 from ..analysis.access import numel, storage_bytes, work_of
 from ..analysis.inline import loads_of, reductions
+from ..analysis.nest import Refusal
 from ..ir.expr import Load, postorder
 from ..ir.plan import Decision, FusionPlan, Group, Store
 from ..ir.program import Define, Extern
 from ..ir.schedule import Schedule
+from .cost import Cost
 from .memory import eager_peak, plan_peak
 from .priced_groups import PricedGroups, failing
 from .recompute import recompute
@@ -177,20 +179,16 @@ class Planner(PricedGroups):
         if (count := len(graph.members[a]) + len(graph.members[b])) > (limit := self.most_members(a, b)):
             return self._decide(a, b, kind, False, f"{count} operations in one kernel, limit {limit}", 0.0, 0)
         members = sorted([*graph.members[a], *graph.members[b]], key=graph.order)
-        verdict = self.consider(members, frozenset((a, b)))
-        if verdict.cost is None:
-            return self._decide(a, b, kind, False, verdict.reason, 0.0, 0)
-        before_a, before_b = self.cost(a), self.cost(b)
-        apart_us = sum(c.time_us for c in (before_a, before_b) if c is not None)
-        if verdict.cost.time_us < apart_us:
-            verdict = self.price(members, frozenset((a, b)))
-        if verdict.cost is None or before_a is None or before_b is None:
-            return self._decide(a, b, kind, False, verdict.reason or "one side cannot stand alone", 0.0, 0)
-        after = verdict.cost
+        after = self.consider(members, frozenset((a, b)))
+        before = [cost for n in (a, b) if (cost := self.cost(n)) is not None] if isinstance(after, Cost) else []
+        apart_us = sum(c.time_us for c in before)
+        if isinstance(after, Cost) and after.time_us < apart_us:
+            after = self.price(members, frozenset((a, b)))
+        if isinstance(after, Refusal) or len(before) < 2:
+            reason = after.reason if isinstance(after, Refusal) else "one side cannot stand alone"
+            return self._decide(a, b, kind, False, reason, 0.0, 0)
         gain = apart_us - after.time_us
-        moved = (
-            sum(c.bytes_read + c.bytes_written for c in (before_a, before_b)) - after.bytes_read - after.bytes_written
-        )
+        moved = sum(c.moved for c in before) - after.moved
         if gain <= 0:
             reason = f"predicted {after.time_us:.1f} us together, {apart_us:.1f} us apart"
             return self._decide(a, b, kind, False, reason, gain, moved)
@@ -217,7 +215,8 @@ class Planner(PricedGroups):
         """How a group runs; on a GPU with the sizes of tiles that are priced lowest."""
         cost = self.cost(number)
         if cost is not None and self.target.warp:
-            cost = self.price(self.graph.members[number], frozenset((number,)), neighbours=True).cost or cost
+            found = self.price(self.graph.members[number], frozenset((number,)), neighbours=True)
+            cost = found if isinstance(found, Cost) else cost
         return cost.schedule if cost is not None else None
 
     def steps(self) -> tuple[Group | Extern, ...]:

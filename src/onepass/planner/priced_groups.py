@@ -6,13 +6,13 @@ One legality function; a bound on the time for what is only considered, the pric
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, postorder
-from ..ir.ops import OPS
+from ..ir.ops import CHECKED, OPS
 from ..ir.plan import Chosen, Store
 from ..ir.poly import in_range
 from ..ir.program import Define
@@ -23,14 +23,6 @@ from .regions import Regions
 from .setting import Setting
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer to 'could these be one kernel?' The time of its cost is a bound that no kernel beats."""
-
-    cost: Cost | None
-    reason: str
 
 
 class PricedGroups:
@@ -49,8 +41,8 @@ class PricedGroups:
         self.costs: dict[int, Cost] = {}
         self.decisions = list(self.regions.decisions)
 
-    def consider(self, members: list[Define], group: frozenset[int]) -> Verdict:
-        """The one legality function: nest, buffers, size."""
+    def consider(self, members: list[Define], group: frozenset[int]) -> Cost | Refusal:
+        """The one legality function: nest, buffers, size. The time of the cost is a bound that no kernel beats."""
         return self._ask("verdict", members, group, self._verdict)
 
     def _ask(
@@ -66,49 +58,48 @@ class PricedGroups:
         ask = self.setting.answers.ask
         return ask((about, target), members, stored, lambda: answer(graph.stores(members, group), target)).value
 
-    def _verdict(self, stores: tuple[Store, ...], target: Target) -> Verdict:
+    def _verdict(self, stores: tuple[Store, ...], target: Target) -> Cost | Refusal:
         if not stores:
-            return Verdict(Cost(0, 0, 0.0, 0, 0, 0, 0, 0.0), "nothing is stored")
+            return Cost(0, 0, 0.0, 0, 0, 0, 0, 0.0)
         devices = {s.buffer.device for s in stores}
         if len(devices) > 1:
-            return Verdict(None, f"on different devices: {', '.join(sorted(devices))}")
+            return Refusal(f"on different devices: {', '.join(sorted(devices))}")
         if (bad := masked_failure([s.value for s in stores])) is not None:
-            return Verdict(None, bad)
+            return Refusal(bad)
         nest = bare(stores) if target.warp else analyse(stores, target)
         if isinstance(nest, Refusal):
-            return Verdict(None, nest.reason)
+            return nest
         cost = nest_cost(nest, target)
-        if cost.buffers > self.target.buffers_per_kernel:
-            return Verdict(None, f"{cost.buffers} buffers, limit {self.target.buffers_per_kernel}")
-        if cost.live > self.target.live_values:
-            return Verdict(None, f"{cost.live} values alive at once, limit {self.target.live_values}")
-        if cost.nodes > self.target.operations_per_kernel:
-            return Verdict(None, f"{cost.nodes} operations, limit {self.target.operations_per_kernel}")
-        return Verdict(cost, "")
+        limits = (
+            (cost.buffers, "buffers", self.target.buffers_per_kernel),
+            (cost.live, "values alive at once", self.target.live_values),
+            (cost.nodes, "operations", self.target.operations_per_kernel),
+        )
+        beyond = (f"{count} {what}, limit {limit}" for count, what, limit in limits if count > limit)
+        return Refusal(reason) if (reason := next(beyond, None)) is not None else cost
 
-    def price(self, members: list[Define], group: frozenset[int], neighbours: bool = False) -> Verdict:
+    def price(self, members: list[Define], group: frozenset[int], neighbours: bool = False) -> Cost | Refusal:
         """The same with the time of the kernel that would run. `neighbours`: with other sizes of its tiles, too."""
-        verdict = self.consider(members, group)
-        if verdict.cost is None or not verdict.cost.launches:
-            return verdict
-        bound = verdict.cost
+        bound = self.consider(members, group)
+        if isinstance(bound, Refusal) or not bound.launches:
+            return bound
 
         def choose(stores: tuple[Store, ...], target: Target) -> Chosen | Refusal:
             return self.setting.choose(stores, target, bound.time_us, neighbours)
 
         chosen = self._ask(("price", neighbours), members, group, choose)
         if isinstance(chosen, Refusal):
-            return Verdict(None, chosen.reason)
+            return chosen
         time_us = chosen.time_us + (0.0 if self.target.warp else bound.time_us)
-        return Verdict(replace(bound, time_us=time_us, launches=len(chosen.times), schedule=chosen.schedule), "")
+        return replace(bound, time_us=time_us, launches=len(chosen.times), schedule=chosen.schedule)
 
     def cost(self, number: int) -> Cost | None:
         """What a group takes as it is now."""
         if number not in self.costs:
-            verdict = self.price(self.graph.members[number], frozenset((number,)))
-            if verdict.cost is None:
+            found = self.price(self.graph.members[number], frozenset((number,)))
+            if isinstance(found, Refusal):
                 return None
-            self.costs[number] = verdict.cost
+            self.costs[number] = found
         return self.costs[number]
 
     def most_members(self, *numbers: int) -> int:
@@ -137,7 +128,7 @@ def _is_masked(load: Load) -> bool:
 
 def _is_inside_when_masked(e: Pointwise) -> bool:
     """Whether an index is one of its dimension wherever what it is read from is masked."""
-    if e.op not in ("wrap_index", "check_index"):
+    if e.op not in CHECKED:
         return False
     found, size = _when_masked(e.args[0]), e.args[1]
     most = size.poly.constant if isinstance(size, Index) else None

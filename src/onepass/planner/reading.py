@@ -9,11 +9,13 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ..analysis.access import load_bytes, numel, storage_bytes, work_of
+from ..analysis.contraction import MOST_HELD
 from ..analysis.inline import loaded, loads_of, reductions
+from ..analysis.reach import in_order, reached
 from ..ir.expr import Expr, Load, Pointwise, postorder
 from ..ir.ops import CASTS
-from ..ir.program import Buffer, Define, Extern, Program, Update
-from .links import Links, things
+from ..ir.program import Buffer, Define, Extern, Program, Update, buffers_in
+from .links import Links
 
 MOST_MEMBERS = 48
 UNPACKED_ROWS = 32  # up to here weights are unpacked by the product's own kernel (16 rows gained, 128 lost)
@@ -33,7 +35,7 @@ class Reading:
             s.contraction.buffer: s.contraction for s in products if s.contraction is not None
         }
         self.readers: dict[Buffer, list[Define]] = {}
-        self.elsewhere: set[Buffer] = {b for b in things(program.outputs) if isinstance(b, Buffer)}
+        self.elsewhere: set[Buffer] = {*buffers_in(program.outputs)}
         self.order = {}
         self.links = Links(program)
         for number, s in enumerate(program.statements):
@@ -45,13 +47,15 @@ class Reading:
                     self._reads(s.contraction)
                     self.order[s.contraction] = number
                 case Extern():
-                    self.elsewhere |= {b for b in things((s.args, s.kwargs)) if isinstance(b, Buffer)}
+                    self.elsewhere.update(buffers_in((s.args, s.kwargs)))
                 case Update():
                     self.elsewhere.add(s.source)
         self.cheap: dict[Define, bool] = {}
         self.chains: dict[Define, dict[Define, None]] = {}
         self.memories: dict[Define, set[Load]] = {}
+        self.taken: set[Define] = set()  # definitions that kernels of products compute
         self._sources: dict[Define, tuple[Define, ...]] = {}
+        self._above: dict[Define, dict[Define, None]] = {}
 
     def _reads(self, define: Define) -> None:
         for buffer in loaded(define.value):
@@ -60,10 +64,14 @@ class Reading:
     def forget_unread(self, members: Iterable[Define], again: Iterable[Define]) -> None:
         """Values that members compute again and nobody else reads are not made: they read nothing any more."""
         inside = {*members, *again}
-        for d in sorted(again, key=self.order.__getitem__, reverse=True):
+        for d in reversed(self.ordered(again)):
             if d.buffer not in self.elsewhere and self.readers_of(d) <= inside:
                 for buffer in loaded(d.value):
                     self.readers[buffer] = [r for r in self.readers[buffer] if r is not d]
+
+    def ordered(self, defines: Iterable[Define]) -> tuple[Define, ...]:
+        """Definitions and products in the program's order."""
+        return tuple(sorted(defines, key=self.order.__getitem__))
 
     def sources(self, define: Define) -> tuple[Define, ...]:
         """The definitions and products that a definition reads."""
@@ -98,12 +106,7 @@ class Reading:
     def chain(self, define: Define) -> dict[Define, None]:
         """A point-wise value and those it is made of, back to what must be read."""
         if define not in self.chains:
-            chain, stack = {define: None}, [define]
-            while stack and len(chain) <= MOST_MEMBERS:
-                fresh = [d for d in self.sources(stack.pop()) if d not in chain and self.is_point_wise(d)]
-                chain |= dict.fromkeys(fresh)
-                stack.extend(fresh)
-            self.chains[define] = chain
+            self.chains[define] = reached([define], lambda d: filter(self.is_point_wise, self.sources(d)), MOST_MEMBERS)
         return self.chains[define]
 
     def moves(self, define: Define) -> dict[Define, None]:
@@ -121,6 +124,43 @@ class Reading:
                 break
             (define,) = sources
         return dict.fromkeys(found[:grown])
+
+    # --- around products ---
+
+    def products_above(self, last: Define) -> list[Define]:
+        """The products that a product is made of, through values that are none."""
+        return [d for d in self._made_of(last) if d.buffer in self.product_of and d not in self.taken]
+
+    def between(self, last: Define, chosen: Iterable[Define]) -> list[Define]:
+        """Some of the products that a product is made of, and all that depends on them."""
+        depends = set(chosen) - self.taken
+        for d in self._made_of(last):
+            if d.buffer not in self.product_of and not depends.isdisjoint(self.sources(d)):
+                depends.add(d)
+        return [d for d in self._made_of(last) if d in depends]
+
+    def _made_of(self, last: Define) -> dict[Define, None]:
+        """All that a product is made of, back to other products, sources first."""
+        if last not in self._above:
+            above = in_order(self.sources(last), lambda d: () if d.buffer in self.product_of else self.sources(d))
+            self._above[last] = above
+        return self._above[last]
+
+    def tails(self, last: Define) -> list[tuple[Define, ...]]:
+        """Point-wise work on a product's result that nobody else reads, longest first; none at the end."""
+        chain: list[Define] = []
+        current = last
+        while current.buffer not in self.elsewhere and len(chain) < MOST_MEMBERS:
+            users = self.readers.get(current.buffer, [])
+            if len(set(users)) != 1 or users[0] in self.taken or users[0].buffer in self.product_of:
+                break
+            (current, *_) = users
+            if reductions([current.value]) or numel(current.axes) != numel(last.axes):
+                break
+            chain.append(current)
+        return [tuple(chain[:k]) for k in range(len(chain), -1, -1)]
+
+    # --- values that could be computed again ---
 
     def memory(self, define: Define) -> set[Load]:
         """What a point-wise value reads, with all it is made of."""
@@ -148,12 +188,7 @@ class Reading:
         points = max(numel(m.axes) for m in members)
         work = {d: sum(_cost(c.value) for c in self.chain(d)) for d in again}  # of each position
         left = {d for d in again if SHARED * numel(d.axes) > points or work[d] < HEAVY}
-        found: set[Define] = set()
-        stack = list(members)
-        while stack:
-            fresh = [s for s in self.sources(stack.pop()) if s in left and s not in found]
-            found.update(fresh)
-            stack.extend(fresh)
+        found = reached(members, lambda d: (s for s in self.sources(d) if s in left))
         return tuple(d for d in again if d in found)
 
     def is_unpacked_once(self, define: Define, product: Define) -> bool:
@@ -171,6 +206,12 @@ class Reading:
         """Positions of a product along which what it reads does not vary."""
         along = {a for e in loads_of([product.value])[define.buffer] for a in e.axes}
         return numel([a for a in product.axes if a not in along])
+
+
+def is_short(product: Define) -> bool:
+    """Whether a product's sums are short enough to be computed inside a sweep."""
+    lengths = [a.extent.constant for r in reductions([product.value]) for a in r.over]
+    return all(n is not None and n <= MOST_HELD for n in lengths)
 
 
 @lru_cache(maxsize=8192)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from ..analysis.access import loads_bytes, storage_bytes
 from ..analysis.inline import loads_of, reductions
+from ..analysis.reach import reached
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define
+from .cost import Cost
 from .priced_groups import PricedGroups
 
 MOST_READERS = 4
@@ -40,22 +42,17 @@ def _chain(groups: PricedGroups, define: Define, number: int) -> list[Define]:
     graph = groups.graph
     own = {d.buffer: d for d in graph.members[number]}
     stored = {d.buffer for d in graph.stored(graph.members[number], frozenset((number,)))}
-    chain, stack = {define}, [define]
-    while stack:
-        for buffer in graph.reads[stack.pop()]:
-            made = own.get(buffer)
-            if made is not None and made not in chain and buffer not in stored and not reductions([made.value]):
-                chain.add(made)
-                stack.append(made)
+    free = {b: d for b, d in own.items() if b not in stored and not reductions([d.value])}
+    chain = reached([define], lambda d: (free[b] for b in graph.reads[d] if b in free))
     return sorted(chain, key=graph.order)
 
 
 def _try(groups: PricedGroups, define: Define, number: int, users: list[int]) -> bool:
     graph = groups.graph
     chain = _chain(groups, define, number)
-    before = [groups.cost(n) for n in (number, *users)]
+    before = [cost for n in (number, *users) if (cost := groups.cost(n)) is not None]
     crowded = any(len(graph.members[u]) + len(chain) > groups.most_members(number, u) for u in users)
-    if crowded or any(c is None for c in before):
+    if crowded or len(before) <= len(users):
         return False
     reader = graph.members[users[0]][-1].origin.node
     if (moved := _most_saved(groups, define, number, chain, users)) is not None and moved <= 0:
@@ -66,14 +63,13 @@ def _try(groups: PricedGroups, define: Define, number: int, users: list[int]) ->
     touched = {b for d in chain for b in (d.buffer, *graph.reads[d])}
     undo_consumers = {b: set(graph.consumers.get(b, ())) for b in touched}
     _absorb(groups, define, chain, users)
-    after = [groups.price(graph.members[n], frozenset((n,))).cost for n in (number, *users)]
+    priced = [groups.price(graph.members[n], frozenset((n,))) for n in (number, *users)]
+    after = [cost for cost in priced if isinstance(cost, Cost)]
     gain, moved = 0.0, 0
-    for old, new in zip(before, after, strict=True):
-        if old is not None and new is not None:
-            gain += old.time_us - new.time_us
-            moved += old.bytes_read + old.bytes_written - new.bytes_read - new.bytes_written
-    possible = all(c is not None for c in after)
-    accepted = possible and gain > 0
+    if possible := len(after) == len(priced):
+        gain = sum(old.time_us - new.time_us for old, new in zip(before, after, strict=True))
+        moved = sum(old.moved - new.moved for old, new in zip(before, after, strict=True))
+    accepted = gain > 0
     if possible:
         reason = (
             f"computed again in {len(users)} kernels: {moved} bytes fewer"
@@ -85,9 +81,7 @@ def _try(groups: PricedGroups, define: Define, number: int, users: list[int]) ->
         graph.members.update(undo_members)
         graph.consumers.update(undo_consumers)
         return False
-    for n, cost in zip((number, *users), after, strict=True):
-        assert cost is not None
-        groups.costs[n] = cost
+    groups.costs.update(zip((number, *users), after, strict=True))
     for u in users:
         graph.renew_edges(u)
     if not graph.stored(graph.members[number], frozenset((number,))):

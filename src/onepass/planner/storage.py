@@ -9,8 +9,7 @@ from __future__ import annotations
 from ..analysis.access import is_dense, storage_bytes
 from ..analysis.inline import identity_index, loaded, loads_of, reductions
 from ..ir.plan import Decision, Group
-from ..ir.program import Buffer, Extern, Program, Update
-from .links import things
+from ..ir.program import Buffer, Extern, Program, Update, buffers_in
 
 Copies = tuple[tuple[Buffer, Buffer], ...]
 SWEEPS = "the kernel reads the input again in another sweep"
@@ -25,7 +24,7 @@ def place_updates(
     copies: list[tuple[Buffer, Buffer]] = []
     rereads: list[tuple[Buffer, Buffer]] = []
     notes: list[Decision] = []
-    outputs = {b for b in things(program.outputs) if isinstance(b, Buffer)}
+    outputs = {*buffers_in(program.outputs)}
     for update in (s for s in program.statements if isinstance(s, Update)):
         reason = _obstacle(update, steps, outputs, in_place)
         if reason is None:
@@ -79,5 +78,5 @@ def _read_elsewhere(group: Group, target: Buffer) -> str | None:
 
 def _reads(step: Group | Extern, buffer: Buffer) -> bool:
     if isinstance(step, Extern):
-        return any(t is buffer for t in things((step.args, step.kwargs)))
+        return buffer in buffers_in((step.args, step.kwargs))
     return any(buffer in loaded(s.value) for s in step.stores)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.host_json import MalformedProgram, host_from_json, host_to_json, kernel_from_json, kernel_to_json
+from ..ir.host_json import MalformedProgram, encode_tree, host_from_json, host_to_json, read_tree
 from ..ir.record import CompileRecord
 from ..ir.source import HostProgram, KernelSource
 from .cache import Cache
@@ -37,7 +37,7 @@ def save_graph(cache: Cache, key: str, entry: GraphEntry, constants: Sequence[An
     try:
         data = {
             "host": host_to_json(entry.host),
-            "kernels": [kernel_to_json(k) for k in entry.kernels],
+            "kernels": [encode_tree(k) for k in entry.kernels],
             "record": entry.record.to_json(),
             "nodes": list(entry.nodes),
             "constants": positions,
@@ -58,7 +58,9 @@ def load_graph(cache: Cache, key: str, constants: Sequence[Any] = ()) -> GraphEn
     try:
         used = tuple(constants[position] for position in data["constants"])
         host, record = host_from_json(data["host"], used), CompileRecord.from_json(data["record"])
-        return GraphEntry(host, tuple(map(kernel_from_json, data["kernels"])), record, tuple(data["nodes"]))
+        return GraphEntry(
+            host, tuple(read_tree(k, KernelSource) for k in data["kernels"]), record, tuple(data["nodes"])
+        )
     except (MalformedProgram, LookupError, TypeError, AttributeError):
         cache.discard("graphs", key)
         return None

@@ -82,7 +82,8 @@ class DeviceStopwatch:
         self.chip = chip
 
     def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
-        run = Run(as_program(trial), kernels, trial.stand_ins)
+        host = HostProgram(tuple(a.name for a in trial.stand_ins), trial.launches, ())
+        run = Run(host, kernels, trial.stand_ins)
         race = _raced([run], torch.device(trial.launches[0].device), 0, worst_us)
         return Timing(race.times_us[0] if race.times_us else 0.0, race.problem)
 
@@ -142,16 +143,12 @@ def _named(runs: Sequence[Run]) -> dict[str, Allocate]:
     return {a.name: a for run in runs for a in run.inputs if isinstance(a, Allocate)}
 
 
-def as_program(trial: Trial) -> HostProgram:
-    """The trial as a host program that takes its stand-ins."""
-    return HostProgram(tuple(a.name for a in trial.stand_ins), trial.launches, ())
-
-
 def _medians_us(
     calls: Sequence[_Call], taken: Sequence[Sequence[Any]], device: torch.device, worst_us: float
 ) -> tuple[float, ...]:
     """What each of some calls takes. One that takes longer than the worst at first is not repeated."""
-    flushed = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
+    cache_bytes = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20))
+    flushed = torch.empty(2 * cache_bytes, dtype=torch.int8, device=device)
     for call, inputs in zip(calls, taken, strict=True):
         call(list(inputs))  # kernels are loaded, the library chooses its own
     first = _batch_us(calls, taken, flushed, 1)
@@ -208,7 +205,3 @@ def _elements(allocate: Allocate) -> int:
 
 def _bytes(allocate: Allocate) -> int:
     return _elements(allocate) * int(getattr(torch, allocate.dtype).itemsize)
-
-
-def _cache_bytes(device: torch.device) -> int:
-    return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20))

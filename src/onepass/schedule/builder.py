@@ -6,18 +6,22 @@ bound and the reductions it reads are finished, so nothing is computed more ofte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..analysis.access import flat_offset
+from ..analysis.inline import loads_of
+from ..analysis.nest import Nest, NestStore
+from ..analysis.refine import polys_of
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, const
+from ..ir.monoids import lowest
+from ..ir.ops import CHECKED
 from ..ir.poly import Atom, Axis, Poly, Symbol, in_range, nonnegative, transform
-from ..ir.program import Buffer
-
-_CHECKED = ("wrap_index", "check_index")
+from ..ir.program import Buffer, Origin
+from ..ir.schedule import Schedule
 
 
 @dataclass(slots=True)
@@ -54,9 +58,35 @@ class Builder:
 
     def __init__(self, beside: Builder | None = None) -> None:
         self.scopes: list[Scope] = [Scope()]
+        self.grid: list[ir.GridAxis] = []
         self.locals: list[ir.Local] = []
         self.raises = False
         self._names: dict[str, int] = {} if beside is None else beside._names
+
+    def kernel(
+        self,
+        nest: Nest,
+        stores: Iterable[NestStore],
+        name: str,
+        origins: tuple[Origin, ...],
+        schedule: Schedule,
+        work: Poly,
+    ) -> ir.Kernel:
+        """All that was built: a kernel of a nest's stores, or of others in their place."""
+        stores = tuple(stores)
+        return ir.Kernel(
+            name=name,
+            reads=tuple(loads_of(s.value for s in stores)),
+            writes=tuple(s.buffer for s in stores),
+            symbols=_symbols(nest),
+            grid=tuple(self.grid),
+            body=tuple(self.scopes[0].statements),
+            locals=tuple(self.locals),
+            origins=origins,
+            schedule=schedule,
+            work=work,
+            raises=self.raises,
+        )
 
     # --- scopes ---
 
@@ -95,6 +125,50 @@ class Builder:
         yield scope
         self.scopes.pop()
         self.here.statements.extend(scope.statements)
+
+    # --- axes and states ---
+
+    def grid_axis(self, extent: Poly) -> Axis:
+        """One more dimension of the grid."""
+        position = Axis(f"g{len(self.grid)}", extent)
+        self.grid.append(ir.GridAxis(position, extent))
+        return position
+
+    def open_tile(
+        self, axis: Axis, tile: Axis, start: Poly, limits: tuple[Poly, ...] = (), dim: int | None = None
+    ) -> None:
+        """Positions of a class from `start` on, at once, for the rest of this block: those below all limits."""
+        lanes = tile.extent.constant
+        assert lanes is not None
+        self.add(ir.Tile(tile, lanes, limits, dim))
+        self.here.bindings[axis] = axis.poly()
+        self.here.physical[axis] = start + tile
+
+    def fold(self, reduce: Reduce, values: tuple[ir.Operand, ...], over: tuple[Axis, ...]) -> tuple[ir.Var, ...]:
+        """A reduction over open tiles, finished here."""
+        parts = tuple(ir.Var(self.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
+        self.add(ir.Fold(reduce.monoid, values, over, parts))
+        self.here.values |= {Part(reduce, k): var for k, var in enumerate(parts)}
+        return parts
+
+    def start(self, accumulator: ir.Accumulator) -> ir.Accumulator:
+        """The states of a reduction, from nothing."""
+        self.add(ir.Start(accumulator))
+        return accumulator
+
+    def reference(self, leader: ir.Accumulator) -> ir.Local:
+        """The maximum that sums have followed so far: none."""
+        dtype = leader.dtypes[0]
+        local = ir.Local(self.name("reference"), dtype, 1, leader.tiles)
+        self.locals.append(local)
+        self.add(ir.WriteLocal(local, Poly.ZERO, const(lowest(dtype), dtype)))
+        return local
+
+    def read(self, local: ir.Local, stem: str, index: Poly = Poly.ZERO) -> ir.Var:
+        """What a local holds."""
+        var = ir.Var(self.name(stem), local.dtype)
+        self.add(ir.ReadLocal(var, local, index))
+        return var
 
     # --- values ---
 
@@ -201,9 +275,7 @@ class Builder:
 
     def _compute(self, e: Expr) -> ir.Operand:
         if (kept := self.kept(e)) is not None:
-            var = ir.Var(self.name("kept"), e.dtype)
-            self.add(ir.ReadLocal(var, kept.local, self.resolve(kept.index)))
-            return var
+            return self.read(kept.local, "kept", self.resolve(kept.index))
         match e:
             case Const():
                 return e
@@ -309,11 +381,25 @@ def when(condition: ir.Operand) -> Callable[[tuple[ir.Statement, ...]], ir.State
     return lambda body: ir.When(condition, body)
 
 
+def divides(step: int, axis: Axis) -> bool:
+    """Whether a class is a number of whole steps."""
+    return not (axis.extent % step).terms and nonnegative(axis.extent - 1)
+
+
+def _symbols(nest: Nest) -> tuple[Symbol, ...]:
+    """Every size that a kernel of a nest needs at run time."""
+    polys = [p for s in nest.stores for p in (*s.index, *s.buffer.strides, *(b for r in s.region for b in r[1:]))]
+    polys += [a.extent for a in (*nest.classes, *nest.bound)] + list(polys_of(nest.values))
+    for buffer in loads_of(nest.values):
+        polys += (*buffer.strides, *buffer.shape)
+    return tuple(sorted({s for p in polys for s in p.symbols()}, key=lambda s: s.name))
+
+
 _RAISING = frozenset(("floordiv", "truncdiv", "remainder", "fmod"))
 
 
 def _may_raise(e: Expr) -> bool:
-    return isinstance(e, Pointwise) and (e.op in _CHECKED or (e.op in _RAISING and e.dtype.is_integer))
+    return isinstance(e, Pointwise) and (e.op in CHECKED or (e.op in _RAISING and e.dtype.is_integer))
 
 
 def _is_checked(poly: Poly, size: Poly) -> bool:
@@ -322,7 +408,7 @@ def _is_checked(poly: Poly, size: Poly) -> bool:
     if len(poly.terms) != 1 or poly.terms[0][1] != 1 or len(atoms) != 1 or not size.constant:
         return False
     atom = next(iter(atoms))
-    if not isinstance(atom, Indirect) or not isinstance(atom.value, Pointwise) or atom.value.op not in _CHECKED:
+    if not isinstance(atom, Indirect) or not isinstance(atom.value, Pointwise) or atom.value.op not in CHECKED:
         return False
     limit = atom.value.args[1]
     if isinstance(limit, Index):

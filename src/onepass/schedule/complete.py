@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from ..ir import kernel as ir
 from ..ir.expr import Const
-from ..ir.ops import NEED_DENORMALS
+from ..ir.ops import CHECKED, NEED_DENORMALS
 from ..ir.poly import Axis, Poly, Symbol, product
 from ..ir.program import Buffer
 from ..ir.source import MULTIPLE
 from .moments import shift_moments
-from .reads import reads
 from .sides import separate_sides
 
 TEAM_WORK = 1 << 15  # elements below which a team of threads costs more than it saves
@@ -50,8 +49,9 @@ def _tile_program(kernel: ir.Kernel, statements: list[ir.Statement]) -> ir.Kerne
 
     def change(s: ir.Statement) -> ir.Statement:
         match s:
-            case ir.Loop() if kernel.stages and not kernel.resident and _is_innermost(s) and s.extent is not Poly.ONE:
-                return replace(s, stages=s.ahead(kernel.stages))
+            case ir.Loop() if kernel.stages and not kernel.resident and s.extent is not Poly.ONE:
+                innermost = not any(isinstance(x, ir.Loop) for x in ir.walk(s.body))
+                return replace(s, stages=s.ahead(kernel.stages)) if innermost else s
             case ir.RandomWord() if s.along is not None and halves and (s.along.extent.constant or 0) >= 8:
                 return replace(s, calls=2)  # a thread has eight neighbours then, not four
         return s
@@ -62,12 +62,8 @@ def _tile_program(kernel: ir.Kernel, statements: list[ir.Statement]) -> ir.Kerne
         multiples=_multiples(kernel, statements),
         matrices=_packed_matrices(statements),
         denormals=any(s.op in NEED_DENORMALS and _is_float(s.args[0]) for s in lets),
-        asserts=any(s.op in ("wrap_index", "check_index") for s in lets),
+        asserts=any(s.op in CHECKED for s in lets),
     )
-
-
-def _is_innermost(loop: ir.Loop) -> bool:
-    return not any(isinstance(s, ir.Loop) for s in ir.walk(loop.body))
 
 
 def _is_float(value: ir.Operand) -> bool:
@@ -137,15 +133,12 @@ def _packed_matrices(statements: list[ir.Statement]) -> tuple[Buffer, ...]:
     """Buffers of packed types that go to the matrix unit and nowhere else."""
     loads: dict[Buffer, set[str]] = {}
     for s in statements:
-        if isinstance(s, ir.LoadElement | ir.LoadTile):
-            buffer = s.buffer if isinstance(s, ir.LoadElement) else s.descriptor.buffer
-            if buffer.dtype.is_packed:
-                loads.setdefault(buffer, set()).add(s.var.name)
+        if isinstance(s, ir.LoadElement | ir.LoadTile) and s.buffer.dtype.is_packed:
+            loads.setdefault(s.buffer, set()).add(s.var.name)
     if not loads:
         return ()
     operands = [o for s in statements if isinstance(s, ir.Contract) for o in (s.left, s.right)]
     multiplied = {o.name for o in operands if isinstance(o, ir.Var)}
-    elsewhere = {
-        v.name for s in statements if not isinstance(s, ir.Contract) for v in reads(s) if isinstance(v, ir.Var)
-    }
+    others = (v for s in statements if not isinstance(s, ir.Contract) for v in ir.reads(s))
+    elsewhere = {v.name for v in others if isinstance(v, ir.Var)}
     return tuple(b for b, names in loads.items() if names <= multiplied - elsewhere)

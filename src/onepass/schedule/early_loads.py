@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.kernel import Bind, Let, LoadElement, Loop, RandomWord, Statement, Tile, When
-from .reads import names, reads
+from ..ir.kernel import Bind, Let, LoadElement, Loop, RandomWord, Statement, Tile, When, names, reads
 
 
 def early_loads(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
 from ..analysis.access import numel
 from ..analysis.contraction import Contraction
@@ -29,6 +30,7 @@ from .split import chunk_size, first_part, split, unfinished
 from .walk import nest_kernel, ruled
 from .workspace import Workspace
 
+T = TypeVar("T")
 NEAR = 1.1  # times its bound, where no other way is looked for
 SHORT_US, FAR_ABOVE = 8.0, 1.25  # a time like a launch's, and times a bound, up to which no neighbours are looked at
 GAIN = 0.9  # of the time so far that a neighbour must be below
@@ -39,23 +41,22 @@ FAR = 1.15  # times the time without a kernel, where no other candidate is looke
 
 def schedule_group(group: Group, target: Target, name: str) -> ScheduledGroup:
     """The kernels of a group, in launch order, with everything decided that an emitter prints."""
-    scheduled = _with_products(group, target, name) if group.products else _without(group, target, name)
+    if group.products:
+        contracted, schedules = _contracted(group, target)
+        scheduled = schedule_products(contracted, target, name, group.origins, schedules)
+    else:
+        nests = _ways(group.stores, target)
+        schedule = group.schedule or _ruled(nests[0], target, 0)
+        scheduled = build(nests[schedule.way], target, name, group.origins, schedule)
     return replace(scheduled, kernels=tuple(map(completed, scheduled.kernels)))
 
 
-def _without(group: Group, target: Target, name: str) -> ScheduledGroup:
-    found = _ways(group.stores, target)
-    schedule = group.schedule or _ruled(found[0], target, 0)
-    return build(found[schedule.way], target, name, group.origins, schedule)
-
-
-def _with_products(group: Group, target: Target, name: str) -> ScheduledGroup:
-    found, schedules = _contracted(group, target)
-    return schedule_products(found, target, name, group.origins, schedules)
-
-
 def _ways(stores: tuple[Store, ...], target: Target) -> list[Nest]:
-    found = ways(stores, target)
+    return _possible(stores, ways(stores, target))
+
+
+def _possible(stores: tuple[Store, ...], found: list[T] | Refusal) -> list[T]:
+    """What was found of stores that were planned as a kernel."""
     if isinstance(found, Refusal):
         raise VerifyError(f"no kernel stores {', '.join(s.buffer.name for s in stores)}: {found.reason}")
     return found
@@ -64,9 +65,7 @@ def _ways(stores: tuple[Store, ...], target: Target) -> list[Nest]:
 def _contracted(group: Group, target: Target) -> tuple[list[Contraction], tuple[Schedule, ...]]:
     """The contractions of a group, each with its schedule."""
     assert group.schedule is not None
-    found = contractions(group.stores, group.schedule)
-    if isinstance(found, Refusal):
-        raise VerifyError(f"no kernel stores {', '.join(s.buffer.name for s in group.stores)}: {found.reason}")
+    found = _possible(group.stores, contractions(group.stores, group.schedule))
     schedules = group.schedule.shares or (group.schedule,)
     if not _fits(schedules, found):
         chosen = choose_products(found, target).schedule
@@ -80,12 +79,6 @@ def _fits(schedules: Sequence[Schedule], found: Sequence[Contraction]) -> bool:
         return False
     pairs = zip(found, ({axis for axis, _ in s.axes} for s in schedules), strict=True)
     return all({c.rows, c.columns, c.swept} <= axes for c, axes in pairs)
-
-
-def _others(contractions: Sequence[Contraction]) -> list[int]:
-    """For each of them the elements of the other results."""
-    sizes = [numel(c.nest.stores[0].domain) for c in contractions]
-    return [sum(sizes) - size for size in sizes]
 
 
 # --- other schedules ---
@@ -168,7 +161,8 @@ def choose_products(found: Sequence[Contraction], target: Target, limit_us: floa
 
     Several contractions have nothing in common but their launch.
     """
-    sides = [candidates(c, target, n) for c, n in zip(found, _others(found), strict=True)]
+    sizes = [numel(c.nest.stores[0].domain) for c in found]
+    sides = [candidates(c, target, sum(sizes) - own) for c, own in zip(found, sizes, strict=True)]
 
     def priced() -> Iterator[Chosen]:
         for schedules in itertools.islice(itertools.zip_longest(*sides), MOST_CANDIDATES):

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ..analysis.access import numel
 from ..analysis.conditions import breakpoints
-from ..analysis.inline import reductions
 from ..analysis.nest import Nest
 from ..ir.poly import Axis
 from ..ir.schedule import Factor, Schedule
@@ -41,7 +40,7 @@ def _blocks(nest: Nest, target: Target) -> dict[Axis, Factor]:
         return {}
     others = [a for a in nest.outer if a is not best]
     swept = any(s.domain != frozenset(nest.outer) for s in nest.stores)
-    if reductions(s.value for s in nest.stores) or (swept and not (_is_cut(nest, best) and others)):
+    if nest.reductions or (swept and not (_is_cut(nest, best) and others)):
         return {best: _block(best, COLUMN_LANES)}
     if not swept and (second := axes.transposed(best, others)) is not None:
         return {second: _block(second, TRANSPOSE_BLOCK, loop=True), best: _block(best, TRANSPOSE_BLOCK)}
@@ -57,6 +56,4 @@ def _block(axis: Axis, size: int, loop: bool = False) -> Factor:
 
 
 def _is_cut(nest: Nest, axis: Axis) -> bool:
-    return bool(breakpoints((s.value for s in nest.stores), axis)) or any(
-        a is axis for s in nest.stores for a, _, _ in s.region
-    )
+    return bool(breakpoints((nest.values), axis)) or any(a is axis for s in nest.stores for a, _, _ in s.region)

@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from ..analysis.access import flat_offset
-from ..analysis.nest import Nest, provable
-from ..ir.expr import Expr, Load, Reduce, postorder
-from ..ir.kernel import Accumulator, Bind, Kernel, Local, Operand, Start, WriteLocal
-from ..ir.poly import Axis, Poly, nonnegative, product
+from ..analysis.access import flat_offset, work_of
+from ..analysis.nest import Nest
+from ..ir.expr import Expr, Load, Part, Reduce, postorder
+from ..ir.kernel import Accumulator, Bind, Kernel, Local, Operand, WriteLocal
+from ..ir.poly import Axis, Poly, in_range, nonnegative, product
 from ..ir.target import Target
 from .builder import Builder, Kept, Scope, when
 from .layout import Layout
 from .leaf import Item, Leaf, Point, Then, cuts, phases
-from .scratch import choose_kept, linear
 from .strips import in_strips
 
 ONLINE_BLOCK = 4096
+KEEP_COST, LOAD_COST = 6.0, 1.5  # of a value that is kept in scratch, at least; of a load
 PLAIN_SUM = 64  # additions in a row whose rounding needs no compensation
 
 
@@ -57,11 +57,11 @@ class Lanes(Leaf):
         if len(pieces) < 2 and step == 1:
             self._open_grid(rest, items, then)
             return
-        grid = list(self.grid)
+        grid = list(self.builder.grid)
         for (low, high), phase in itertools.product(pieces, range(step)):
             if not nonnegative(high - low - phase - 1):
                 continue
-            self.grid = list(grid)
+            self.builder.grid = list(grid)
             inside = Axis(self.builder.name(f"{position.name}_"), (high - low - phase + step - 1) // step)
             condition = self._between(position, low, high)
             if step > 1:
@@ -105,7 +105,8 @@ class Lanes(Leaf):
         place = (tiled - self.starts[tiled]) * pitch + (looped - self.starts[looped])
         for load in dict.fromkeys(e for i in items for v in i.values for e in postorder([v]) if isinstance(e, Load)):
             along = flat_offset(load.buffer, load.index).coefficient(looped)
-            whole = {tiled, looped} <= load.axes and not load.children and provable(load.buffer, load.index)
+            inside = all(in_range(p, size) for p, size in zip(load.index, load.buffer.shape, strict=True))
+            whole = {tiled, looped} <= load.axes and not load.children and inside
             if not whole or along is None or along.constant not in (1, -1):
                 continue
             local = Local(self.builder.name("block"), load.dtype, self.layout.blocks[tiled] * pitch)
@@ -146,8 +147,7 @@ class Lanes(Leaf):
         states = product(a.extent for a in inside).constant
         assert states is not None
         accumulator = self._states(item.reduce, states, rows)
-        self.builder.add(Start(accumulator))
-        return replace(item, accumulator=accumulator, state=linear(self.layout.order(inside)))
+        return replace(item, accumulator=self.builder.start(accumulator), state=_linear(self.layout.order(inside)))
 
     def _states(self, reduce: Reduce, lanes: int, run: int) -> Accumulator:
         """`run`: how many elements enter one state, at most."""
@@ -171,7 +171,25 @@ class Lanes(Leaf):
         return rounds
 
     def keep(self, cluster: list[Item], later: list[Item], inner: frozenset[Axis]) -> dict[Expr, Kept]:
-        return {} if self.tiled is not None else choose_kept(cluster, later, inner, self)
+        """Recomputing is free for a load that is still in cache; an exp, an erf or a random draw is not.
+
+        A value is kept when recomputing it costs more than a trip through the nearest cache and a row of it fits there.
+        """
+        size = product(a.extent for a in inner).constant
+        if self.tiled is not None or not inner or not later or size is None or self.nest.split in inner:
+            return {}
+        if any(len(cuts(a, [*cluster, *later])) > 1 for a in inner):
+            return {}
+        made = {e for i in cluster for v in i.values for e in postorder([v], into_reductions=False) if e.axes & inner}
+        budget = self.target.cache_bytes // 4
+        kept: dict[Expr, Kept] = {}
+        for e in _topmost([v for i in later for v in i.values], made):
+            needed = size * e.dtype.bytes
+            if needed <= budget and _recompute_cost(e) >= KEEP_COST and self.builder.kept(e) is None:
+                budget -= needed
+                local = Local(self.builder.name("row"), e.dtype, size)
+                kept[e] = Kept(local, _linear(self.layout.order(inner)))
+        return kept
 
     # --- loops ---
 
@@ -205,3 +223,34 @@ def _strip_lanes(items: list[Item]) -> int:
     """Lanes of a strip: every state that has several must have one for each; 0 where nothing is reduced."""
     lanes = [i.accumulator.lanes for i in items if i.accumulator is not None and i.state is None]
     return min((n for n in lanes if n > 1), default=min(lanes, default=0))
+
+
+def _topmost(values: Sequence[Expr], made: set[Expr]) -> list[Expr]:
+    """The first values already made that a walk from the top meets."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    stack = list(values)
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if e in made:
+            found[e] = None
+        elif not isinstance(e, Part):
+            stack.extend(e.children)
+    return list(found)
+
+
+def _recompute_cost(value: Expr) -> float:
+    """Work to compute one element again, reductions finished."""
+    nodes = postorder([value], into_reductions=False)
+    return sum(LOAD_COST if isinstance(e, Load) else work_of(e) for e in nodes if not isinstance(e, Reduce))
+
+
+def _linear(axes: Sequence[Axis]) -> Poly:
+    """The position in an array over axes, the last one fastest."""
+    total = Poly.ZERO
+    for a in axes:
+        total = total * a.extent + a
+    return total

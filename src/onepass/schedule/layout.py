@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..analysis.access import estimate, flat_offset, numel, tile_elements
-from ..analysis.inline import reductions
 from ..analysis.nest import Nest
 from ..ir.expr import Load, postorder
 from ..ir.poly import Axis, Poly
@@ -68,7 +67,7 @@ def _accesses(nest: Nest) -> Iterable[tuple[Poly, float]]:
         offset = flat_offset(s.buffer, s.index)
         yield offset, STORE_WEIGHT * s.buffer.dtype.bytes * numel(offset.axes)
     mapping = {a: c.poly() for a, c in nest.bound.items()}
-    for e in postorder([s.value for s in nest.stores]):
+    for e in postorder(nest.values):
         if isinstance(e, Load):
             offset = flat_offset(e.buffer, e.index).substitute(mapping)
             yield offset, float(e.buffer.dtype.bytes * numel(offset.axes))
@@ -81,7 +80,7 @@ def chunk_axis(nest: Nest) -> Axis | None:
 
 def carrying(nest: Nest) -> Axis | None:
     """The split class, where programs carry states from one position of it to the next."""
-    ends = reductions(s.value for s in nest.stores)
+    ends = nest.reductions
     if nest.split is not None and any(nest.sweeps(r, nest.split) and nest.carried(r) for r in ends):
         return nest.split
     return None

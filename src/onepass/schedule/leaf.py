@@ -19,7 +19,7 @@ from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.nest import Nest, NestStore
 from ..analysis.refine import polys_of
 from ..ir.expr import Expr, Reduce
-from ..ir.kernel import Accumulator, GridAxis, Kernel, Operand
+from ..ir.kernel import Accumulator, Kernel, Operand
 from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative
 from ..ir.target import Target
 from .builder import Builder, Kept, Scope, looped
@@ -60,7 +60,6 @@ class Leaf(ABC):
 
     def __init__(self, nest: Nest, target: Target, layout: Layout, builder: Builder) -> None:
         self.nest, self.target, self.layout, self.builder = nest, target, layout, builder
-        self.grid: list[GridAxis] = []
         self.starts: dict[Axis, Poly] = {}  # blocked class -> first position of this program's block
 
     # --- the program ---
@@ -72,8 +71,7 @@ class Leaf(ABC):
     def number_programs(self, axis: Axis) -> Axis:
         """One more dimension of the grid: the positions of a class, or its blocks where a program owns one."""
         block = self.layout.blocks.get(axis)
-        position = Axis(f"g{len(self.grid)}", axis.extent if block is None else (axis.extent + block - 1) // block)
-        self.grid.append(GridAxis(position, position.extent))
+        position = self.builder.grid_axis(axis.extent if block is None else (axis.extent + block - 1) // block)
         if block is None:
             self.builder.here.bindings[axis] = position.poly()
         else:

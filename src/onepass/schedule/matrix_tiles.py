@@ -7,10 +7,10 @@ another is opened once for each.
 from __future__ import annotations
 
 from ..analysis.access import estimate, flat_offset
-from ..ir.kernel import Descriptor, Tile
-from ..ir.poly import Axis, Poly, nonnegative
+from ..ir.kernel import Descriptor
+from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
-from .builder import Builder
+from .builder import Builder, divides
 
 ROW, COLUMN = 0, 1
 MOST_DESCRIBED = 256  # of a side of a block
@@ -43,10 +43,8 @@ class MatrixTiles:
         """A class as a dimension of tiles from here on: positions [start, start + lanes)."""
         own = self.axis(cls, dim)
         tile = self.lanes.setdefault(own, Axis(f"t{cls.name}{'rc'[dim]}", Poly.of(lanes)))
-        whole = not (cls.extent % lanes).terms and nonnegative(cls.extent - 1)
-        self.builder.add(Tile(tile, lanes, () if whole else (cls.extent - start,), dim))
-        self.builder.here.bindings[own] = own.poly()
-        self.builder.here.physical[own] = start + tile
+        whole = divides(lanes, cls)
+        self.builder.open_tile(own, tile, start, () if whole else (cls.extent - start,), dim)
         self.starts[own] = start
         if whole:
             self.whole.add(own)
@@ -77,8 +75,10 @@ class MatrixTiles:
         if key not in self.descriptors and len(self.descriptors) == MOST_MATRICES:
             return None
         if key not in self.descriptors:
+            pairs = zip(buffer.shape, buffer.strides, strict=True)
+            last = sum(((size.constant or 0) - 1) * (stride.constant or 0) for size, stride in pairs)
             name = f"matrix{len(self.descriptors)}"
-            self.descriptors[key] = Descriptor(name, buffer, _largest_offset(buffer) // pitch + 1, pitch, block)
+            self.descriptors[key] = Descriptor(name, buffer, last // pitch + 1, pitch, block)
         resolve = self.builder.resolve
         return (
             self.descriptors[key],
@@ -87,11 +87,6 @@ class MatrixTiles:
             next(dim for (_, dim), a in self.opened.items() if a is outer) == COLUMN,
             resolve(offset),
         )
-
-
-def _largest_offset(buffer: Buffer) -> int:
-    pairs = zip(buffer.shape, buffer.strides, strict=True)
-    return sum(((size.constant or 0) - 1) * (stride.constant or 0) for size, stride in pairs)
 
 
 def _largest(poly: Poly) -> int | None:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
-from .reads import names, reads
 
 _SIMPLE = (ir.Let, ir.LoadElement, ir.StoreElement, ir.RandomWord, ir.ReadLocal, ir.WriteLocal, ir.Accumulate)
 
@@ -50,9 +49,9 @@ def _shifted(body: tuple[ir.Statement, ...]) -> set[ir.Accumulator]:
 
 def _first(body: tuple[ir.Statement, ...], s: ir.Accumulate) -> ir.FirstElement:
     """The origin of the state that `s` enters, with those statements of a strip's body that it needs."""
-    needed, found = names(s.inputs), list[ir.Statement]()
+    needed, found = ir.names(s.inputs), list[ir.Statement]()
     for x in reversed(body):
         if isinstance(x, ir.Let | ir.LoadElement | ir.RandomWord | ir.ReadLocal) and x.var.name in needed:
             found.append(x)
-            needed |= names(reads(x))
+            needed |= ir.names(ir.reads(x))
     return ir.FirstElement(s.accumulator, tuple(reversed(found)), s.inputs[0])

@@ -16,8 +16,7 @@ from ..analysis.scores import LARGEST
 from ..analysis.transport import transport
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, const, pointwise, postorder, rebuild
-from ..ir.kernel import Let, Local, Operand, ReadLocal, Rescale, Var, WriteLocal
-from ..ir.monoids import lowest
+from ..ir.kernel import Let, Operand, Rescale, Var, WriteLocal
 from ..ir.poly import Axis, Poly, product
 from ..ir.program import Buffer
 from .builder import Builder, Finished, looped
@@ -69,10 +68,7 @@ def sweep_online(leaf: Leaf, online: Online, start: Callable[[Item], Item], axis
     leader = start(online.leader)
     followers = [(start(item), h) for item, h in online.followers]
     assert leader.reduce is not None and leader.accumulator is not None
-    dtype = leader.reduce.part_dtypes[0]
-    reference = Local(builder.name("reference"), dtype, 1, leader.accumulator.tiles)
-    builder.locals.append(reference)
-    builder.add(WriteLocal(reference, Poly.ZERO, const(lowest(dtype), dtype)))
+    reference = builder.reference(leader.accumulator)
     block = leaf.online_block
     for first, blocks, whole in leaf.spans(axis, block):
         count = Axis(builder.name("block"), blocks)
@@ -83,9 +79,8 @@ def sweep_online(leaf: Leaf, online: Online, start: Callable[[Item], Item], axis
             new = builder.emit(Part(leader.reduce, 0))
             for item, h in followers:
                 assert item.accumulator is not None
-                old = Var(builder.name("old"), dtype)
-                builder.add(ReadLocal(old, reference, Poly.ZERO))
-                builder.add(Rescale(item.accumulator, carry(builder, leader.reduce, h, new, old)))
+                factor_value = carry(builder, leader.reduce, h, new, builder.read(reference, "old"))
+                builder.add(Rescale(item.accumulator, factor_value))
             builder.add(WriteLocal(reference, Poly.ZERO, new))
             leaf.online_step([item for item, _ in followers], axis, at, whole, point)
     for item in (leader, *(item for item, _ in followers)):

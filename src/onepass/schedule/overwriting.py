@@ -8,7 +8,7 @@ threads that are ahead of others. Anything else keeps a buffer of its own and is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ..ir import kernel as ir
@@ -56,7 +56,7 @@ def _overwriting(kernel: ir.Kernel, target: Buffer, source: Buffer, by_rows: boo
     statements = ir.walk(kernel.body)
     stores = [s for s in statements if isinstance(s, ir.StoreElement) and s.buffer is source]
     loads = [s for s in statements if isinstance(s, ir.LoadElement) and s.buffer is target]
-    tiles = any(isinstance(s, ir.LoadTile) and s.descriptor.buffer is target for s in statements)
+    tiles = any(isinstance(s, ir.LoadTile) and s.buffer is target for s in statements)
     if len(stores) != 1 or tiles or any(s.staged is not None for s in stores):
         return None
     grid = [g.axis for g in kernel.grid if g.extent is not Poly.ONE]
@@ -123,31 +123,16 @@ def _needed(loads: Sequence[ir.Statement], later: Sequence[ir.Statement]) -> lis
     while stack:
         statement = stack.pop()
         needed.add(statement)
-        names = _used(statement)
+        names = ir.names(ir.reads(statement))
         if not others.isdisjoint(names):
             return None
         stack += [made[n] for n in names if n in made and made[n] not in needed]
     return [s for s in later if s in needed]
 
 
-def _used(statement: ir.Statement) -> set[str]:
-    """Names that a statement reads."""
-    found: set[str] = set()
-    for field in fields(statement):
-        value = getattr(statement, field.name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, Poly):
-                found |= item.names()
-            elif isinstance(item, ir.Var) and field.name not in ("var", "parts"):
-                found.add(item.name)
-    return found
-
-
-def _defined(statement: ir.Statement) -> set[str]:
+def _defined(s: ir.Statement) -> set[str]:
     """Names that are known after a statement."""
-    values = (getattr(statement, "var", None), *getattr(statement, "parts", ()))
-    axis = getattr(statement, "axis", None) if isinstance(statement, ir.Tile | ir.Bind) else None
-    return {v.name for v in values if v is not None} | ({axis.name} if axis is not None else set())
+    return {v.name for v in ir.defined(s)} | ({s.axis.name} if isinstance(s, ir.Tile | ir.Bind) else set())
 
 
 def _reads_first(loop: ir.Loop, target: Buffer) -> bool:

@@ -22,10 +22,9 @@ from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
-from .contraction_tiles import Tiles
-from .product_schedules import tiles_of
+from .product_schedules import Tiles, tiles_of
 from .products import ProductScheduler
-from .walk import nest_kernel
+from .split import finished
 from .workspace import Workspace
 
 LEAST_STEPS = 4  # of a chunk
@@ -52,16 +51,15 @@ def schedule_products(
     waiting = list(c.waiting) or part.stores
     workspace = Workspace(name, waiting[0].buffer.device)
     part.stores = _tile_states(part, workspace) if chunk is None else _chunk_states(c, chunk, workspace)
-    kernels = [part.build(f"{name}_partial", origins)]
     results = postorder([s.value for s in waiting], into_reductions=False)
     chooses = chunk is not None and any(isinstance(e, Pointwise) and e.op == "where" for e in results)
-    for domain in dict.fromkeys(s.domain if c.entering else None for s in waiting):  # results of one shape
-        tail = workspace.finish(c.nest, (s for s in waiting if domain in (s.domain, None)), empty_sums=chooses)
-        if chunk is not None:  # every program merges the maxima anew
-            tail = replace(tail, outer=tuple(a for a in tail.classes if all(a in s.domain for s in waiting)))
-        ending = f"{name}_finish{'' if len(kernels) == 1 else len(kernels)}"
-        kernels.append(nest_kernel(tail, target, ending, origins))
-    return ScheduledGroup(tuple(kernels), tuple(workspace.buffers))
+    domains = dict.fromkeys(s.domain if c.entering else None for s in waiting)  # results of one shape are one kernel
+    ends = ([s for s in waiting if domain in (s.domain, None)] for domain in domains)
+    tails = [workspace.finish(c.nest, stores, empty_sums=chooses) for stores in ends]
+    if chunk is not None:  # every program merges the maxima anew
+        shared = frozenset.intersection(*(s.domain for s in waiting))
+        tails = [replace(tail, outer=tuple(a for a in tail.classes if a in shared)) for tail in tails]
+    return finished(part.build(f"{name}_partial", origins), tails, workspace, target, name)
 
 
 def _tile_states(part: ProductScheduler, workspace: Workspace) -> list[NestStore]:

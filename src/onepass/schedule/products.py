@@ -27,17 +27,15 @@ from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, substitute_axes
 from ..ir.monoids import lowest
 from ..ir.poly import Axis, Poly, Symbol, product
-from ..ir.program import Buffer, Origin
+from ..ir.program import Origin
 from ..ir.target import Target
 from .builder import Finished
-from .contraction_tiles import FEW_ROWS, GROUPED, Tiles
 from .matrix_tiles import COLUMN, ROW, MatrixTiles
 from .online import carry
-from .product_schedules import matrices, schedule_of
+from .product_schedules import FEW_ROWS, GROUPED, Tiles, matrices, schedule_of
 from .reuse import larger_than_cache
 from .sweep_spans import WHOLE, Span, Visited, spans
 from .tiles import has_far_values, needs_wide
-from .walk import kernel_symbols
 
 LEAST_STEPS = 8  # of a sweep for which it is asked what data leaves of it
 SEEN_BY_THREAD = 16  # positions at a time of that question
@@ -81,9 +79,9 @@ class ProductScheduler(MatrixTiles):
             cls: Axis(f"{cls.name}t", (cls.extent + lanes - 1) // lanes)
             for cls, lanes in ((self.c.rows, tiles.rows), (self.c.columns, tiles.columns))
         }
-        self.grid: list[ir.GridAxis] = []
         nest_stores = self.c.nest.stores
-        self.wide = any(map(needs_wide, (*_read(nest_stores), *(s.buffer for s in nest_stores))))
+        touched = (*loads_of(s.value for s in nest_stores), *(s.buffer for s in nest_stores))
+        self.wide = any(map(needs_wide, touched))
         self.streams = False  # blocks that hardware copies are read once
 
     def build(self, name: str, origins: tuple[Origin, ...]) -> ir.Kernel:
@@ -93,22 +91,15 @@ class ProductScheduler(MatrixTiles):
         results = [self.builder.emit(substitute_axes(s.value, self.here)) for s in self.stores]
         for s, result in zip(self.stores, results, strict=True):
             self._store(s, self.here, result)
-        body = tuple(self.builder.scopes[0].statements)
-        stores = (*self.stores, *self.c.passing)
-        return ir.Kernel(
-            name=name,
-            reads=_read(stores),
-            writes=tuple(s.buffer for s in stores),
-            symbols=kernel_symbols(self.c.nest),
-            grid=tuple(self.grid),
-            body=body,
-            locals=tuple(self.builder.locals),
-            origins=origins,
-            schedule=schedule_of(self.tiles, self.c, estimate(self.chunk.extent) if self.chunk is not None else 0),
-            work=product(a.extent for a in self.c.nest.classes),
+        schedule = schedule_of(self.tiles, self.c, estimate(self.chunk.extent) if self.chunk is not None else 0)
+        work = product(a.extent for a in self.c.nest.classes)
+        kernel = self.builder.kernel(self.c.nest, (*self.stores, *self.c.passing), name, origins, schedule, work)
+        return replace(
+            kernel,
             warps=self.tiles.warps,
             stages=self.tiles.stages,
-            wide=self.wide or has_far_values(body),
+            wide=self.wide or has_far_values(kernel.body),
+            raises=False,
             descriptors=tuple(self.descriptors.values()),
             resident=self.target.processors if self.tiles.resident else 0,
             flat=self.tiles.resident and matrices(self.c)[1] == 1,
@@ -133,10 +124,10 @@ class ProductScheduler(MatrixTiles):
     def _open_program(self) -> None:
         c, t, here = self.c, self.tiles, self.builder.here
         for cls in (*c.grid, *((self.chunk,) if self.chunk is not None else ())):
-            here.bindings[cls] = self._grid_axis(cls.extent).poly()
+            here.bindings[cls] = self.builder.grid_axis(cls.extent).poly()
         down, across = (self.numbers[cls].extent for cls in (c.rows, c.columns))
         if c.inner or (c.columns.extent.constant is not None and c.columns.extent.constant <= t.columns):
-            row, column = self._grid_axis(down).poly(), Poly.ZERO
+            row, column = self.builder.grid_axis(down).poly(), Poly.ZERO
             if self._longest_last():
                 row = down - 1 - row
         else:
@@ -154,7 +145,7 @@ class ProductScheduler(MatrixTiles):
     def _longest_last(self) -> bool:
         """Whether later rows have more to sweep: they should start first."""
         rows = self.c.rows
-        for r in reductions(s.value for s in self.c.nest.stores):
+        for r in self.c.nest.reductions:
             if len(r.over) == 1 and rows in r.axes:
                 counts = needed(r.inputs[0], r.monoid, r.monoid == "max")
                 ranges = find_ranges(counts, rows, r.over[0], Poly.ZERO, 1)
@@ -162,19 +153,14 @@ class ProductScheduler(MatrixTiles):
                     return True
         return False
 
-    def _grid_axis(self, extent: Poly) -> Axis:
-        position = Axis(f"g{len(self.grid)}", extent)
-        self.grid.append(ir.GridAxis(position, extent))
-        return position
-
     def _grouped(self, down: Poly, across: Poly) -> tuple[Poly, Poly]:
         """Tiles in an order that keeps both matrices in cache: a few rows of tiles, column by column."""
         count = down.constant
         group = next((g for g in (GROUPED, 4, 2) if count is not None and count % g == 0), 1)
         if group == 1:
-            row = self._grid_axis(down)
-            return row.poly(), self._grid_axis(across).poly()
-        outer, column, within = (self._grid_axis(e) for e in (down // group, across, Poly.of(group)))
+            row = self.builder.grid_axis(down)
+            return row.poly(), self.builder.grid_axis(across).poly()
+        outer, column, within = (self.builder.grid_axis(e) for e in (down // group, across, Poly.of(group)))
         return outer * group + within, column.poly()
 
     @contextmanager
@@ -257,18 +243,14 @@ class ProductScheduler(MatrixTiles):
         self._fold(self.oriented(reduce), inputs, *(self.lane(cls, dim) for cls, dim in sides))
 
     def _fold(self, reduce: Reduce, values: Iterable[Expr], *over: Axis) -> None:
-        inputs = tuple(self.builder.emit(v) for v in values)
-        parts = tuple(ir.Var(self.builder.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
-        self.builder.add(ir.Fold(reduce.monoid, inputs, over, parts))
-        self.builder.here.values |= {Part(reduce, k): var for k, var in enumerate(parts)}
+        self.builder.fold(reduce, tuple(self.builder.emit(v) for v in values), over)
 
     def _state(self, name: str, reduce: Reduce, classes: tuple[Axis, ...]) -> ir.Accumulator:
         """A state for rows, or for rows and columns, from nothing."""
         axes = [self.axis(cls, dim) for dim, cls in enumerate(classes)]
         tiles = tuple(self.lanes[a] for a in axes if a in reduce.axes)
         state = ir.Accumulator(self.builder.name(name), reduce.monoid, reduce.part_dtypes, 1, tiles=tiles)
-        self.builder.add(ir.Start(state))
-        return state
+        return self.builder.start(state)
 
     # --- sweeps ---
 
@@ -276,7 +258,7 @@ class ProductScheduler(MatrixTiles):
         """One pass over the swept class for reductions of one level, and for the sums carried beside it."""
         first = [self._started(r) for r in one.level]
         second = [self._started(r, h) for r, h in one.carried.items()]
-        reference = self._reference(first[0]) if second else None
+        reference = self.builder.reference(first[0].accumulator) if second else None
         counts = self._counts(one, (*first, *second))
         ranges = find_ranges(counts, *self._sides_of_terms(), self.first_row, self.tiles.rows)
         visited = self._visited(counts, len(ranges) == 1)
@@ -391,20 +373,12 @@ class ProductScheduler(MatrixTiles):
             self._inside([value])
             self._store(s, here, self.builder.emit(value))
 
-    def _reference(self, leader: _Running) -> ir.Local:
-        dtype = leader.reduce.part_dtypes[0]
-        local = ir.Local(self.builder.name("reference"), dtype, 1, leader.accumulator.tiles)
-        self.builder.locals.append(local)
-        self.builder.add(ir.WriteLocal(local, Poly.ZERO, const(lowest(dtype), dtype)))
-        return local
-
     def _carry(self, leader: _Running, following: list[_Running], reference: ir.Local) -> dict[Expr | None, ir.Var]:
         """The factors, by h, that move sums so far to the maximum as it is now."""
         builder, top = self.builder, Part(leader.reduce, 0)
         builder.here.parts[leader.reduce] = Finished(leader.accumulator)
         new = builder.emit(top)
-        old = ir.Var(builder.name("old"), reference.dtype)
-        builder.add(ir.ReadLocal(old, reference, Poly.ZERO))
+        old = builder.read(reference, "old")
         scales = dict.fromkeys(r.h for r in following if r.h is not None)
         moved: dict[Expr | None, ir.Var] = {h: carry(builder, leader.reduce, h, new, old) for h in scales}
         builder.add(ir.WriteLocal(reference, Poly.ZERO, new))
@@ -512,7 +486,7 @@ class ProductScheduler(MatrixTiles):
         once = self.tiles.rows <= FEW_ROWS and load.axes >= set(self.c.grid)
         if not once or not larger_than_cache(load.buffer, self.target):
             return False
-        products = map(operands, reductions(s.value for s in self.c.nest.stores))
+        products = map(operands, self.c.nest.reductions)
         as_is = {side.buffer for sides in products for side in sides or () if isinstance(side, Load)}
         all_bytes = sum(map(storage_bytes, as_is))
         return not self.c.inner or all_bytes <= MOST_STREAMED * self.target.chip_cache_bytes
@@ -524,7 +498,3 @@ class ProductScheduler(MatrixTiles):
             self.builder.store(store.buffer, index, value)
         else:
             self.builder.add(ir.StoreTile(*block, value))
-
-
-def _read(stores: Iterable[NestStore]) -> tuple[Buffer, ...]:
-    return tuple(loads_of(s.value for s in stores))

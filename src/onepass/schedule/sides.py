@@ -8,10 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir import kernel as ir
-from ..ir.dtypes import DType
-from ..ir.expr import Const
-from ..ir.poly import Poly, is_far
-from .reads import names, reads
+from ..ir.poly import Poly
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _NONE: frozenset[str] = frozenset()
@@ -52,7 +49,7 @@ class _Walk:
     def define(self, s: ir.Statement) -> None:
         match s:
             case ir.Let() | ir.LoadElement() | ir.LoadTile() | ir.RandomWord():
-                self.along[s.var.name] = self.axes(*reads(s))
+                self.along[s.var.name] = self.axes(*ir.reads(s))
             case ir.ReadLocal():
                 self.along[s.var.name] = frozenset(a.name for a in s.local.tiles)
             case ir.Fold():
@@ -64,13 +61,13 @@ class _Walk:
 
     def axes(self, *operands: ir.Operand) -> frozenset[str]:
         """The tile axes that operands together vary over."""
-        return _NONE.union(*(self.along.get(name, _NONE) for name in names(operands)))
+        return _NONE.union(*(self.along.get(name, _NONE) for name in ir.names(operands)))
 
     def sides(
         self, args: tuple[ir.Operand, ...], dims: dict[str, int], counters: tuple[str, ...]
     ) -> tuple[ir.Operand, ...]:
         """Where a side varies along several tile axes, the last of them and the loops' counters go to the right."""
-        places = [place for a in args if (place := _place(a)) is not None]
+        places = [place for a in args if (place := ir.place_of(a)) is not None]
         if len(places) != 2 or all(len(self.axes(p)) < 2 for p in places):
             return args
         moving = places[0] - places[1]
@@ -79,13 +76,3 @@ class _Walk:
         right = Poly(tuple((m, c) for m, c in moving.terms if any(a.poly().names() & names for a in m)))
         apart = self.axes(right) == frozenset((last,)) and last not in self.axes(moving - right)
         return (moving - right, -right) if apart else args
-
-
-def _place(value: ir.Operand) -> Poly | None:
-    """An operand as a position, if it is one."""
-    match value:
-        case Poly():
-            return value
-        case Const() if value.dtype is DType.I64 and not is_far(Poly.of(int(value.value))):
-            return Poly.of(int(value.value))
-    return None

@@ -6,13 +6,14 @@ same monoid and computes the values that depend on the result.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
 from ..analysis.carried import CARRIED_ROWS
-from ..analysis.inline import reductions
 from ..analysis.legality import programs_of
 from ..analysis.nest import Nest, NestStore, direct_reductions
 from ..ir.expr import Expr, Part, Reduce, const, pointwise, substitute_axes
-from ..ir.kernel import ScheduledGroup
+from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
@@ -28,7 +29,7 @@ CARRIED_ELEMENTS = 8192  # of the rows that the programs of one processor hold a
 
 def unfinished(nest: Nest, axis: Axis) -> list[Reduce]:
     """The reductions that a split over a class leaves unfinished."""
-    return [r for r in reductions(s.value for s in nest.stores) if nest.sweeps(r, axis)]
+    return [r for r in nest.reductions if nest.sweeps(r, axis)]
 
 
 def split(
@@ -40,8 +41,15 @@ def split(
     head = first_part(nest, axis, size, workspace)
     kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule)
     tail = workspace.finish(nest, (s for s in nest.stores if not {*ends}.isdisjoint(direct_reductions([s.value]))))
-    finish = nest_kernel(tail, target, f"{name}_finish", origins)
-    return ScheduledGroup((kernel, finish), tuple(workspace.buffers))
+    return finished(kernel, [tail], workspace, target, name)
+
+
+def finished(first: Kernel, tails: Iterable[Nest], workspace: Workspace, target: Target, name: str) -> ScheduledGroup:
+    """A kernel that leaves states, and those that merge them, each with a nest of its own."""
+    kernels = [first]
+    for k, tail in enumerate(tails, 1):
+        kernels.append(nest_kernel(tail, target, f"{name}_finish{k if k > 1 else ''}", first.origins))
+    return ScheduledGroup(tuple(kernels), tuple(workspace.buffers))
 
 
 def first_part(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:
@@ -80,7 +88,7 @@ def chunk_size(nest: Nest, axis: Axis, target: Target) -> int:
         each = max(1, min(4, CARRIED_ELEMENTS // tile_elements(inner))) if target.warp else 2
         return max(CARRIED_ROWS, -(-estimate(axis.extent) // (each * target.processors)))
     taken = programs_of(nest, target)
-    domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in reductions(s.value for s in nest.stores))]
+    domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in nest.reductions)]
     if max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):
         return 1
     if target.warp and axis in _contiguous(nest) - {AxisOrder(nest).strip_axis()}:

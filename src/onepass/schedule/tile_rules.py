@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.carried import Pieces, fits_whole, row_pieces
-from ..analysis.inline import reductions
 from ..analysis.legality import NARROW_COLUMNS
 from ..analysis.nest import COLUMN_ELEMENTS, LINE_LANES, Nest, aligned_along, offsets, swept_again
 from ..ir.expr import Load, Random, postorder
@@ -97,10 +96,10 @@ class _Rules(AxisOrder):
         self.target, self.chunk, self.rows = target, chunk, carrying(nest)
         self.outer = [a for a in nest.outer if a is not chunk_axis(nest)]
         self.inner = [a for a in nest.classes if a not in nest.outer]
-        nodes = list(postorder([s.value for s in nest.stores]))
+        nodes = list(postorder(nest.values))
         self.loads = [e for e in nodes if isinstance(e, Load)]
         self.draws = any(isinstance(e, Random) for e in nodes)  # four come at a time and are handed around
-        self.reduces = reductions(s.value for s in nest.stores)
+        self.reduces = nest.reductions
         self.favourite = self.best()
         self.columns = self.favourite is not None and self.favourite in self.outer and bool(self.inner)
         self.aligned = self.favourite is None or aligned_along(nest, self.favourite, target.vector_bytes)

@@ -17,11 +17,11 @@ from ..analysis.access import estimate, numel
 from ..analysis.nest import Nest
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder
-from ..ir.poly import Axis, Division, Poly, is_far, nonnegative
+from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
+from ..ir.poly import Axis, Division, Poly, is_far
 from ..ir.program import Buffer
 from ..ir.target import Target
-from .builder import Builder, Finished, looped
+from .builder import Builder, Finished, divides, looped
 from .early_loads import early_loads
 from .layout import Layout
 from .leaf import Item, Leaf, Point, Then
@@ -82,16 +82,12 @@ class Tiles(Leaf):
         """Positions [start, start + lanes) of a class, at once, for the rest of the program."""
         lanes = self.layout.schedule.factor(axis).tile
         tile = Axis(self.builder.name("t"), Poly.of(lanes))
-        self._bind_tile(axis, tile, start, (), _divides(lanes, axis))
+        self._bind_tile(axis, tile, start, (), divides(lanes, axis))
         return tile
 
     def _bind_tile(self, axis: Axis, tile: Axis, start: Poly, within: tuple[Poly, ...], whole: bool) -> None:
         """`within`: limits besides the end of the class, which itself is one unless no tile crosses it (`whole`)."""
-        lanes = tile.extent.constant
-        assert lanes is not None
-        self.builder.add(ir.Tile(tile, lanes, () if whole else (*within, axis.extent - start)))
-        self.builder.here.bindings[axis] = axis.poly()
-        self.builder.here.physical[axis] = start + tile
+        self.builder.open_tile(axis, tile, start, () if whole else (*within, axis.extent - start))
 
     # --- states ---
 
@@ -119,9 +115,8 @@ class Tiles(Leaf):
             held = tuple(self.held[a] for a in self.nest.carried(item.reduce))
             striped = self.striped if item.reduce.monoid != "welford" else ()
             found = [self._states(item.reduce, self.layout.lanes, (*held, *striped), striped)]
-        for accumulator in found:
-            self.builder.add(ir.Start(accumulator))
-        return replace(item, accumulator=found[0])
+        accumulator, *_ = map(self.builder.start, found)
+        return replace(item, accumulator=accumulator)
 
     def _states(
         self, reduce: Reduce, lanes: int, tiles: tuple[Axis, ...], folded: tuple[Axis, ...] = ()
@@ -134,10 +129,7 @@ class Tiles(Leaf):
 
     def _fold(self, reduce: Reduce, values: tuple[ir.Operand, ...], over: tuple[Axis, ...]) -> tuple[ir.Var, ...]:
         """A reduction over open tiles, finished here."""
-        parts = tuple(ir.Var(self.builder.name(f"{reduce.monoid}_"), d) for d in reduce.part_dtypes)
-        self.builder.add(ir.Fold(reduce.monoid, values, over, parts))
-        for k, var in enumerate(parts):
-            self.builder.here.values[Part(reduce, k)] = var
+        parts = self.builder.fold(reduce, values, over)
         self.builder.here.parts[reduce] = Finished(ir.Accumulator(parts[0].name, reduce.monoid, reduce.part_dtypes, 1))
         return parts
 
@@ -177,7 +169,7 @@ class Tiles(Leaf):
                 yield
 
     def _open_strip(self, axis: Axis, start: Poly, within: tuple[Poly, ...] = (), whole: bool = False) -> None:
-        whole = whole or (not within and _divides(self.step, axis))
+        whole = whole or (not within and divides(self.step, axis))
         self._bind_tile(axis, self.lane, start + self.ahead, tuple(p - self.ahead for p in within), whole)
 
     def spans(self, axis: Axis, size: int) -> list[tuple[Poly, Poly, bool]]:
@@ -195,7 +187,7 @@ class Tiles(Leaf):
         """The chip's cache is shared by the rows of all programs that run at once."""
         if self.layout.pieces > 1:
             return math.inf
-        programs = math.prod(estimate(g.extent) for g in self.grid)
+        programs = math.prod(estimate(g.extent) for g in self.builder.grid)
         threads = self.layout.schedule.warps * self.target.warp
         at_once = min(max(1, programs), self.target.processors * max(1, PROCESSOR_THREADS // threads))
         return self.target.chip_cache_bytes // (2 * at_once)
@@ -260,11 +252,6 @@ class Tiles(Leaf):
                 wide = ir.Var(self.builder.name("again"), DType.F32)
                 self.builder.add(ir.Let(wide, "reopen", (loaded[e.args[0]],)))
                 values[e] = wide
-
-
-def _divides(step: int, axis: Axis) -> bool:
-    """Whether a class is a number of whole steps."""
-    return not (axis.extent % step).terms and nonnegative(axis.extent - 1)
 
 
 def needs_wide(buffer: Buffer) -> bool:

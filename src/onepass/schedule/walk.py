@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..analysis.access import estimate
-from ..analysis.inline import loads_of, reductions
+from ..analysis.inline import reductions
 from ..analysis.nest import Nest, direct_reductions
-from ..analysis.refine import polys_of
 from ..ir.expr import Expr, Reduce, substitute_axes
-from ..ir.kernel import Accumulate, Accumulator, Kernel, Start, WriteLocal
-from ..ir.poly import Axis, Poly, Symbol, product
+from ..ir.kernel import Accumulate, Accumulator, Kernel, WriteLocal
+from ..ir.poly import Axis, Poly, product
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
@@ -53,21 +52,9 @@ class Walker:
         """The whole kernel."""
         stores = self.nest.stores
         self.leaf.open_program([Item(s.domain, (s.value,), store=s) for s in stores], self._program)
-        values = [s.value for s in stores]
-        domains = [s.domain for s in stores] + [self.nest.domain_of(r) for r in reductions(values)]
-        kernel = Kernel(
-            name=name,
-            reads=tuple(loads_of(values)),
-            writes=tuple(s.buffer for s in stores),
-            symbols=kernel_symbols(self.nest),
-            grid=tuple(self.leaf.grid),
-            body=tuple(self.builder.scopes[0].statements),
-            locals=tuple(self.builder.locals),
-            origins=origins,
-            schedule=self.layout.schedule,
-            work=max((product(a.extent for a in d) for d in domains), key=estimate),
-            raises=self.builder.raises,
-        )
+        domains = [s.domain for s in stores] + [self.nest.domain_of(r) for r in self.nest.reductions]
+        work = max((product(a.extent for a in d) for d in domains), key=estimate)
+        kernel = self.builder.kernel(self.nest, stores, name, origins, self.layout.schedule, work)
         return self.leaf.completed(kernel)
 
     def _program(self, items: list[Item]) -> None:
@@ -178,8 +165,7 @@ class Walker:
         return self._start(item, self.leaf.running_accumulator(item.reduce, self._lanes(item, axes)))
 
     def _start(self, item: Item, accumulator: Accumulator) -> Item:
-        self.builder.add(Start(accumulator))
-        return replace(item, accumulator=accumulator)
+        return replace(item, accumulator=self.builder.start(accumulator))
 
     # --- sweeps ---
 
@@ -249,13 +235,3 @@ class Walker:
             self.builder.add(Accumulate(item.accumulator, at, values, rounds))
         for value, kept in self.keeping.items():
             self.builder.add(WriteLocal(kept.local, self.builder.resolve(kept.index), self.builder.emit(value)))
-
-
-def kernel_symbols(nest: Nest) -> tuple[Symbol, ...]:
-    """Every size the kernel needs at run time."""
-    values = [s.value for s in nest.stores]
-    polys = [p for s in nest.stores for p in (*s.index, *s.buffer.strides, *(b for r in s.region for b in r[1:]))]
-    polys += [a.extent for a in (*nest.classes, *nest.bound)] + list(polys_of(values))
-    for buffer in loads_of(values):
-        polys += (*buffer.strides, *buffer.shape)
-    return tuple(sorted({s for p in polys for s in p.symbols()}, key=lambda s: s.name))
