@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
@@ -130,6 +131,50 @@ def price_plot(title: str, kernels: list[tuple[float, float, str]], near: float)
         _text(_SIDE - 8, _TOP - 8, "measured, us", "end"),
     ]
     return _page(title, shapes, _HEIGHT)
+
+
+def curve_plot(result: dict[str, Any]) -> str:
+    """The loss of each step, and below it how far two curves are apart: eager from eager, and from onepass."""
+    runs, steps = result["runs"], result["steps"]
+    apart = {
+        name: [sum(abs(r["eager"][k] - r[other][k]) for r in runs) / len(runs) for k in range(steps)]
+        for name, other in (("eager", "turned"), ("onepass", "onepass"))
+    }
+    seen = [v for line in apart.values() for v in line if v > 0] or [1.0]
+    up = Axis(min(seen) / 1.5, max(seen) * 1.5, 2 * _HEIGHT - 50, _HEIGHT + 20)
+    highest = max(max(r["eager"]) for r in runs)
+
+    def right(step: int) -> float:
+        return _SIDE + (_WIDTH - _RIGHT - _SIDE) * step / max(1, steps - 1)
+
+    def path(values: list[float], height: Callable[[float], float], system: str) -> str:
+        points = " ".join(f"{right(k):.1f},{height(v):.1f}" for k, v in enumerate(values))
+        return f'<polyline points="{points}" fill="none" stroke="{COLOURS[system]}"/>'
+
+    def loss_at(value: float) -> float:
+        return _HEIGHT - 40 - (_HEIGHT - 40 - _TOP) * value / highest
+
+    shapes = _legend(["eager", "onepass"], _SIDE)
+    for tick in range(math.floor(highest) + 1):
+        shapes += [
+            _line(_SIDE, loss_at(tick), _WIDTH - _RIGHT, loss_at(tick), "#eeeeee"),
+            _text(_SIDE - 8, loss_at(tick) + 4, f"{tick}", "end"),
+        ]
+    for value in up.ticks():
+        shapes += [
+            _line(_SIDE, up.at(value), _WIDTH - _RIGHT, up.at(value), "#eeeeee"),
+            _text(_SIDE - 8, up.at(value) + 4, f"{value:g}", "end"),
+        ]
+    for run in runs:
+        shapes += [path(run[system], loss_at, system) for system in ("eager", "onepass")]
+    shapes += [path([max(v, up.low) for v in line], up.at, system) for system, line in apart.items()]
+    shapes += [
+        _text(_WIDTH / 2, _HEIGHT - 16, f"loss, {steps} steps, {len(runs)} runs", "middle"),
+        _text(
+            _WIDTH / 2, 2 * _HEIGHT - 20, "mean distance from eager: of eager in another order, of onepass", "middle"
+        ),
+    ]
+    return _page(f"Training, {result['facts']['device']}", shapes, 2 * _HEIGHT)
 
 
 def _legend(systems: list[str], left: float) -> list[str]:
