@@ -135,65 +135,65 @@ def transformer_block(x: Tensor, norms: Tensor, qkv: Tensor, out: Tensor, up: Te
 # --- arguments; quick runs have one batch, few heads and short sides ---
 
 
-def _side(size: int, scale: float, least: int = 128) -> int:
+def side_of(size: int, scale: float, least: int = 128) -> int:
     return min(size, max(least, int(size * scale)))
 
 
-def _normal(*shape: int, deviation: float = 1.0) -> Tensor:
+def normal(*shape: int, deviation: float = 1.0) -> Tensor:
     return (torch.randn(shape) * deviation).to(BF16)
 
 
-def _weight(*shape: int, inputs: int) -> Tensor:
-    return _normal(*shape, deviation=inputs**-0.5)
+def drawn_weight(*shape: int, inputs: int) -> Tensor:
+    return normal(*shape, deviation=inputs**-0.5)
 
 
 def _bytes(*shape: int) -> Tensor:
     return torch.randint(-128, 128, shape, dtype=I8)
 
 
-def _heads(width: int = 128) -> Callable[[float], Arguments]:
+def heads_of(width: int = 128, batch: int = 4) -> Callable[[float], Arguments]:
     def build(scale: float) -> Arguments:
-        shape = _side(4, scale, 1), _side(16, scale, 2), _side(4096, scale), width
-        return tuple(_normal(*shape) for _ in range(3))
+        shape = side_of(batch, scale, 1), side_of(16, scale, 2), side_of(4096, scale), width
+        return tuple(normal(*shape) for _ in range(3))
 
     return build
 
 
 def _alibi(scale: float) -> Arguments:
-    q, k, v = _heads()(scale)
+    q, k, v = heads_of()(scale)
     heads = q.shape[1]
     return q, k, v, torch.exp2(-8 * (1 + torch.arange(heads)) / heads).to(BF16)
 
 
 def _rope(scale: float) -> Arguments:
-    q, k, v = _heads()(scale)
+    q, k, v = heads_of()(scale)
     rates = 10000.0 ** (-torch.arange(0, q.shape[-1], 2) / q.shape[-1])
     angles = (torch.arange(q.shape[-2])[:, None] * rates).repeat(1, 2)
     return q, k, v, angles.cos().to(BF16), angles.sin().to(BF16)
 
 
 def _decode(scale: float) -> Arguments:
-    heads, keys = _side(8, scale, 2), _side(32768, scale)
-    return _normal(1, 4 * heads, 1, 128), _normal(1, heads, keys, 128), _normal(1, heads, keys, 128)
+    heads, keys = side_of(8, scale, 2), side_of(32768, scale)
+    return normal(1, 4 * heads, 1, 128), normal(1, heads, keys, 128), normal(1, heads, keys, 128)
 
 
 def _linear(scale: float) -> Arguments:
-    rows, inputs, outputs = (_side(size, scale) for size in (8192, 4096, 16384))
-    return _normal(rows, inputs), _weight(outputs, inputs, inputs=inputs), _normal(outputs)
+    rows, inputs, outputs = (side_of(size, scale) for size in (8192, 4096, 16384))
+    return normal(rows, inputs), drawn_weight(outputs, inputs, inputs=inputs), normal(outputs)
 
 
 def _swiglu(scale: float) -> Arguments:
-    rows, inputs, outputs = (_side(size, scale) for size in (8192, 4096, 14336))
-    return _normal(rows, inputs), *(_weight(inputs, outputs, inputs=inputs) for _ in range(2))
+    rows, inputs, outputs = (side_of(size, scale) for size in (8192, 4096, 14336))
+    return normal(rows, inputs), *(drawn_weight(inputs, outputs, inputs=inputs) for _ in range(2))
 
 
 def _int8_weights(scale: float) -> Arguments:
-    side = _side(8192, scale)
-    return _normal(16, side), _bytes(side, side), (torch.rand(side) + 0.5).to(BF16) * (side**-0.5 / 64)
+    side = side_of(8192, scale)
+    return normal(16, side), _bytes(side, side), (torch.rand(side) + 0.5).to(BF16) * (side**-0.5 / 64)
 
 
 def _int8_matmul(scale: float) -> Arguments:
-    side = _side(4096, scale)
+    side = side_of(4096, scale)
     x_scale, weight_scale = (torch.rand(side, 1) + 0.5) / 64, (torch.rand(side) + 0.5) * (side**-0.5 / 64)
     return (
         _bytes(side, side),
@@ -205,26 +205,26 @@ def _int8_matmul(scale: float) -> Arguments:
 
 
 def _projections(scale: float) -> Arguments:
-    rows, inputs = _side(4096, scale), _side(2048, scale)
-    return _normal(rows, inputs), *(_weight(_side(n, scale), inputs, inputs=inputs) for n in (2048, 512, 512))
+    rows, inputs = side_of(4096, scale), side_of(2048, scale)
+    return normal(rows, inputs), *(drawn_weight(side_of(n, scale), inputs, inputs=inputs) for n in (2048, 512, 512))
 
 
 def _residual(scale: float) -> Arguments:
-    rows, inputs, outputs = (_side(size, scale) for size in (65536, 1024, 512))
-    weight = _weight(inputs, outputs, inputs=inputs)
-    return _normal(rows, inputs), weight, _normal(rows, outputs), _normal(outputs), _normal(outputs)
+    rows, inputs, outputs = (side_of(size, scale) for size in (65536, 1024, 512))
+    weight = drawn_weight(inputs, outputs, inputs=inputs)
+    return normal(rows, inputs), weight, normal(rows, outputs), normal(outputs), normal(outputs)
 
 
 def _block(scale: float) -> Arguments:
-    batch, rows, width = _side(8, scale, 1), _side(2048, scale), _side(2048, scale, 256)
+    batch, rows, width = side_of(8, scale, 1), side_of(2048, scale), side_of(2048, scale, 256)
     weights = ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
-    return _normal(batch, rows, width), _normal(4, width), *(_weight(*shape, inputs=shape[1]) for shape in weights)
+    return normal(batch, rows, width), normal(4, width), *(drawn_weight(*shape, inputs=shape[1]) for shape in weights)
 
 
 # --- what is counted and what is checked ---
 
 
-def _pairs(window: int | None) -> Callable[[Arguments], float]:
+def pair_flops(window: int | None) -> Callable[[Arguments], float]:
     """The FLOPs of both products over those pairs of query and key that count: all, or the last `window` keys."""
 
     def count(arguments: Arguments) -> float:
@@ -237,7 +237,7 @@ def _pairs(window: int | None) -> Callable[[Arguments], float]:
     return count
 
 
-_ALL, _CAUSAL, _BAND = _pairs(None), _pairs(1 << 30), _pairs(WINDOW)
+_ALL, _CAUSAL, _BAND = pair_flops(None), pair_flops(1 << 30), pair_flops(WINDOW)
 
 
 def _products(weights: slice) -> Callable[[Arguments], float]:
@@ -245,7 +245,7 @@ def _products(weights: slice) -> Callable[[Arguments], float]:
     return lambda a: 2.0 * math.prod(a[0].shape[:-1]) * sum(weight.numel() for weight in a[weights])
 
 
-def _block_flops(arguments: Arguments) -> float:
+def block_products(arguments: Arguments) -> float:
     batch, rows, width = arguments[0].shape
     attention: float = 2.0 * batch * width * rows * (rows + 1)
     return _products(slice(2, None))(arguments) + attention
@@ -273,11 +273,11 @@ BATCHES = Sample(lambda arguments: (arguments[0][::7], *arguments[1:]), lambda o
 # --- what libraries are asked ---
 
 
-def _before(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def not_later(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return query >= key
 
 
-def _near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return (query >= key) & (query - key < WINDOW)
 
 
@@ -290,7 +290,7 @@ def _alibi_score(arguments: Arguments) -> Callable[..., Tensor]:
     return score
 
 
-def _capped_score(arguments: Arguments) -> Callable[..., Tensor]:
+def capped_score(arguments: Arguments) -> Callable[..., Tensor]:
     def score(s: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return CAP * torch.tanh(s / CAP)
 
@@ -322,28 +322,28 @@ def _int8_matmul_wide(arguments: Arguments) -> Callable[..., Any]:
 
 CONTRACTIONS: tuple[Workload, ...] = (
     Workload(
-        "attention, causal", causal_attention, _heads(), _CAUSAL, sample=HEADS,
-        libraries=sdpa(causal=True) | flex(_before),
+        "attention, causal", causal_attention, heads_of(), _CAUSAL, sample=HEADS,
+        libraries=sdpa(causal=True) | flex(not_later),
     ),
     Workload(
-        "attention, full", full_attention, _heads(), _ALL, sample=HEADS, libraries=sdpa(causal=False) | flex()
+        "attention, full", full_attention, heads_of(), _ALL, sample=HEADS, libraries=sdpa(causal=False) | flex()
     ),
     Workload(
         "attention, ALiBi + causal", alibi_attention, _alibi, _CAUSAL, sample=HEADS,
-        libraries=flex(_before, _alibi_score),
+        libraries=flex(not_later, _alibi_score),
     ),
     Workload(
-        "attention, soft-cap + causal", capped_attention, _heads(), _CAUSAL, sample=HEADS,
-        libraries=flex(_before, _capped_score),
+        "attention, soft-cap + causal", capped_attention, heads_of(), _CAUSAL, sample=HEADS,
+        libraries=flex(not_later, capped_score),
     ),
-    Workload("attention, window 512", window_attention, _heads(), _BAND, sample=HEADS, libraries=flex(_near)),
+    Workload("attention, window 512", window_attention, heads_of(), _BAND, sample=HEADS, libraries=flex(near)),
     Workload(
         "attention, RoPE + causal", rope_attention, _rope, _CAUSAL, sample=HEADS,
-        libraries=sdpa(causal=True, program=with_rope) | flex(_before, program=with_rope),
+        libraries=sdpa(causal=True, program=with_rope) | flex(not_later, program=with_rope),
     ),
     Workload(
-        "attention, 64 wide, causal", causal_attention, _heads(64), _CAUSAL, sample=HEADS,
-        libraries=sdpa(causal=True) | flex(_before),
+        "attention, 64 wide, causal", causal_attention, heads_of(64), _CAUSAL, sample=HEADS,
+        libraries=sdpa(causal=True) | flex(not_later),
     ),
     Workload(
         "attention, 1 query, 32k keys", decode_attention, _decode, _ALL, sample=WHOLE,
@@ -378,7 +378,7 @@ CONTRACTIONS: tuple[Workload, ...] = (
         sample=_rows(0, 2), libraries=bare(lambda arguments: lambda x, weight, *rest: x @ weight),
     ),
     Workload(
-        "transformer block, 8x2048x2048", transformer_block, _block, _block_flops, sample=BATCHES,
-        libraries=sdpa(causal=True, program=block_around) | flex(_before, program=block_around),
+        "transformer block, 8x2048x2048", transformer_block, _block, block_products, sample=BATCHES,
+        libraries=sdpa(causal=True, program=block_around) | flex(not_later, program=block_around),
     ),
 )  # fmt: skip

@@ -60,16 +60,20 @@ def flex(
     mask: Callable[..., Tensor] | None = None,
     score: Callable[[Arguments], Callable[..., Tensor]] | None = None,
     program: Program | None = None,
+    batch: int | None = None,
     **options: Any,
 ) -> dict[str, Maker]:
-    """Attention by compiled flex_attention, with a block mask and a change of the scores if given."""
+    """Attention by compiled flex_attention, with a block mask and a change of the scores if given.
+
+    `batch`: how many there are, where the mask differs between them.
+    """
 
     def make(arguments: Arguments) -> Callable[..., Any]:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         given, rows = dict(options), arguments[0].shape[-2]
         if mask is not None:
-            given["block_mask"] = create_block_mask(mask, None, None, rows, rows, device=arguments[0].device)
+            given["block_mask"] = create_block_mask(mask, batch, None, rows, rows, device=arguments[0].device)
         if score is not None:
             given["score_mod"] = score(arguments)
         if program is None:

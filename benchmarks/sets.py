@@ -11,8 +11,10 @@ from torch import Tensor
 
 from . import functions as f
 from .contractions import CONTRACTIONS
+from .masks import MASKS
 from .models import cases
 from .systems import LIBRARIES, SYSTEMS
+from .training import TRAINING
 from .workloads import Arguments, Workload
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -168,10 +170,13 @@ MEMORY, MODELS = "memory", "models"
 SETS = {
     MEMORY: Set({"cpu": CPU, "cuda": GPU}, SYSTEMS, SYSTEMS, {"cpu": 9, "cuda": 30}, processes=True),
     # on the CPU only in quick runs; autotuning takes minutes
-    "contractions": Set(
-        {"cpu": CONTRACTIONS, "cuda": CONTRACTIONS}, ("eager", "inductor", *LIBRARIES, "onepass"),
-        ("eager", "inductor", "inductor-max", *LIBRARIES, "onepass"), {"cpu": 3, "cuda": 12}, processes=False,
-    ),
+    **{
+        name: Set(
+            {"cpu": workloads, "cuda": workloads}, ("eager", "inductor", *LIBRARIES, "onepass"),
+            ("eager", "inductor", "inductor-max", *LIBRARIES, "onepass"), {"cpu": 3, "cuda": 12}, processes=False,
+        )
+        for name, workloads in (("contractions", CONTRACTIONS), ("training", TRAINING), ("masks", MASKS))
+    },
     MODELS: Set(cases.ROWS, cases.SYSTEMS, cases.SYSTEMS, {"cpu": 100, "cuda": 15}, processes=True),
 }  # fmt: skip
 
