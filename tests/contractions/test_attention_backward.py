@@ -19,6 +19,7 @@ from onepass.autograd import recomputed
 from onepass.backend import record_compilations
 from onepass.explain.explanation import Explanation
 from onepass.ir.record import CompileRecord
+from tests.checking import DEVICE
 from tests.contractions.judging import INTERPRETED
 from tests.contractions.spellings import SPELLINGS, Spelling, also, distance, half, heads, scores
 
@@ -51,8 +52,8 @@ def gradients(function: Callable[..., object], inputs: tuple[Tensor, ...], dtype
     differentiated = [x.requires_grad_() for x in own if x.is_floating_point()]
     found = function(*own)
     results = [*found] if isinstance(found, tuple) else [found]
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, generator=generator) for x in results]
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    weights = [torch.randn(x.shape, generator=generator, device=DEVICE) for x in results]
     sum((x * y.to(x.dtype)).sum() for x, y in zip(results, weights, strict=True)).backward()
     return [*(x.detach() for x in results), *(x.grad for x in differentiated)]
 
