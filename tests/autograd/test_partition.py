@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.checking import backend_callable, compile_direct
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import onepass
@@ -65,6 +66,22 @@ def test_an_input_overwritten_in_forward_keeps_its_value_for_backward() -> None:
         run(x, y).sum().backward()
         results.append((x.grad, y))
     torch.testing.assert_close(results[0], results[1])
+
+
+def test_an_input_that_only_changes_its_shape_stays_a_view_of_its_storage() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        y.transpose_(0, -1)
+        return [(x - y).square().exp()]
+
+    def inputs() -> list[torch.Tensor]:
+        return [torch.zeros(5, 1, requires_grad=True), torch.linspace(0, 1, 8)[3:].view(5, 1)]
+
+    run = compile_direct(step, inputs(), backend_callable("onepass"))  # dynamo would change the shape itself
+    (x, y), (mine, own) = inputs(), inputs()
+    (expected,), (found,) = step(x, y), run(mine, own)
+    torch.testing.assert_close((found, own), (expected, y))
+    assert (own.stride(), own.storage_offset()) == (y.stride(), y.storage_offset())
+    torch.testing.assert_close(*(torch.autograd.grad(r.sum(), leaf)[0] for r, leaf in ((found, mine), (expected, x))))
 
 
 def test_equal_values_are_merged() -> None:

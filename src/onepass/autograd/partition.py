@@ -127,9 +127,13 @@ def _keep_overwritten(joint: GraphModule) -> None:
     """Backward must not read an input that is overwritten before: what it needs is a copy of the old value.
 
     Forward overwrites some, and torch others when forward has run: these are described by what is written into them.
+    An input whose shape alone is changed (`x.t_()`) is described by a view of itself, which stays that.
     """
-    described = pytree.tree_leaves(joint.graph.output_node().meta.get("desc"))
+    output = joint.graph.output_node()
+    described = pytree.tree_leaves(output.meta.get("desc"))
     written = [getattr(of, "mutated_input", joint) for of in described]
+    results = pytree.tree_leaves(output.args[0])
+    shapes = {r for r, of in zip(results, described, strict=False) if hasattr(of, "mutated_input")}
     for target in joint.graph.find_nodes(op="placeholder"):
         updates = [u for u in target.users if u.target is torch.ops.aten.copy_.default and u.args[0] is target]
         readers = [user for user in target.users if user not in updates]
@@ -140,6 +144,17 @@ def _keep_overwritten(joint: GraphModule) -> None:
         old.meta = target.meta | SAVE
         for reader in readers:
             reader.replace_input_with(target, old)
+        for view in (s for s in shapes if isinstance(s, Node) and s is not old and viewed(s) is old):
+            output.replace_input_with(view, _same_view(view, old, target))
+
+
+def _same_view(view: Node, of: Node, instead: Node) -> Node:
+    """A view, and the views between, of another tensor."""
+    source = view.args[0]
+    assert isinstance(source, Node)
+    made = instead if source is of else _same_view(source, of, instead)
+    with view.graph.inserting_after(view):
+        return view.graph.node_copy(view, lambda n: made if n is source else n)
 
 
 def _kept(forward: GraphModule, outputs: int) -> list[Node]:

@@ -26,7 +26,9 @@ _CONVOLUTIONS = operators("convolution")
 _CALLS = (PRODUCTS, _CONVOLUTIONS)  # of the library
 _MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32)
 _DEAR = ("exp", "log", "tanh", "sigmoid", "erf", "gelu", "silu", "pow", "sin", "cos", "sqrt", "div", "reciprocal")
-DEAR, DRAWN = 8.0, 40.0  # operations of a lane for an exponential, for a random number
+# Operations whose operands are read by several positions of the result each.
+_WINDOWS = ("max_pool2d", "max_pool3d", "avg_pool2d", "avg_pool3d", "max_pool_with_offsets")
+DEAR, DRAWN, COMPARED = 8.0, 40.0, 30.0  # operations of a lane for an exponential, a random number, a window
 SMALLER = 4  # times, the result of a reduction
 
 
@@ -122,6 +124,8 @@ class Costs:
             moved += bytes_of(node)
         elif _is_reduction(node):
             moved += read  # before the kernel that needs the result reads them
+        elif _reads_windows(node):
+            moved += read + bytes_of(node)  # in a kernel of its own
         moved += sum(bytes_of(n) for n in node.all_input_nodes if self.is_far(n, node))
         lanes = max(map(size_of, (node, *node.all_input_nodes)))
         return moved / self.target.memory_bytes_per_us + lanes * _operations(node) / self.target.operations_per_us
@@ -158,8 +162,9 @@ class Costs:
         if node.meta.get("recompute") is SAVE["recompute"]:
             return True
         far = any(self.is_far(n, node) for n in node.all_input_nodes)
-        called = not self.fuses(node) or node.target in _TABLES or _is_reduction(node) or self.is_called_with(node)
-        return node in self.first and (called or far)
+        summed = _is_reduction(node) or _reads_windows(node)
+        called = not self.fuses(node) or node.target in _TABLES or self.is_called_with(node)
+        return node in self.first and (summed or called or far)
 
 
 def is_view(node: Node) -> bool:
@@ -180,6 +185,11 @@ def moved_bytes(node: Node) -> int:
 def _is_reduction(node: Node) -> bool:
     read = moved_bytes(node) - bytes_of(node)
     return node.target not in _LOOKED_UP and SMALLER * bytes_of(node) < read
+
+
+def _reads_windows(node: Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return "backward" not in name and any(pool in name for pool in _WINDOWS)
 
 
 def _free(nodes: Iterable[Node]) -> set[Node]:
@@ -208,6 +218,8 @@ def _operations(node: Node) -> float:
     """Of a lane, for one value."""
     if getattr(node.target, "namespace", "") == "onepass":
         return DRAWN
+    if _reads_windows(node):
+        return COMPARED
     return DEAR if any(dear in getattr(node.target, "__name__", "") for dear in _DEAR) else 1.0
 
 
