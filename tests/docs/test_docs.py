@@ -9,9 +9,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 from onepass import errors
 from onepass.ir.options import Options
+
+from .operators import operators_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/**/*.md")])
@@ -97,6 +100,11 @@ def test_every_error_has_a_row() -> None:
     for name, value in vars(errors).items():
         if inspect.isclass(value) and issubclass(value, errors.OnepassError):
             assert f"`{name}`" in page, f"docs/errors.md says nothing about {name}"
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the page is of the operators of one torch")
+def test_operators_page_is_up_to_date(golden: Callable[[str, str], None]) -> None:
+    golden("../../docs/operators.md", operators_page())
 
 
 def test_there_are_at_most_twenty_options() -> None:
