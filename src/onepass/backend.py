@@ -261,7 +261,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         bw_compiler=backward_compiler,
         inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference"),
         partition_fn=parted,
-        decompositions=decomposition_table(chosen.target),
+        decompositions=decomposition_table(chosen.target, chosen.eager_random),
         keep_inference_input_mutations=True,
     )
 

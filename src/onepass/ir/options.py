@@ -37,6 +37,10 @@ class Options:
         " again is) to 1",
         True,
     )
+    eager_random: bool = _option(
+        False, "True: dropout and random tensors are eager's, bit by bit; drawn by its calls, not in kernels", True,
+        (True, False),
+    )  # fmt: skip
     strict: bool = _option(
         False, "True: an internal error is raised instead of running that graph as eager", False, (True, False)
     )

@@ -16,7 +16,7 @@ import torch
 from ..ir.callables import operators
 from .convolutions import convolution_decompositions
 from .pooling import pooling_decompositions
-from .random_decompositions import RANDOM
+from .random_decompositions import EAGER_RANDOM, RANDOM
 from .registry import RULES
 from .strides import layout_decompositions
 from .torch_private import (
@@ -98,9 +98,13 @@ def _times_log(logarithm: Callable[..., Any]) -> Callable[..., Any]:
     return times_log
 
 
-def decomposition_table(target: str = "auto") -> Table:
-    """The table to give AOTAutograd for the target of that name."""
-    return _for_every_target() | convolution_decompositions(target)
+def decomposition_table(target: str = "auto", eager_random: bool = False) -> Table:
+    """The table to give AOTAutograd for the target of that name. `eager_random`: eager's own calls draw numbers."""
+    table = _for_every_target() | convolution_decompositions(target)
+    if eager_random:
+        drawing = {op for op in table if torch.Tag.nondeterministic_seeded in op.tags}
+        table = {op: decomposition for op, decomposition in table.items() if op not in drawing} | EAGER_RANDOM
+    return table
 
 
 @functools.cache

@@ -133,3 +133,18 @@ for _draw, _name in ((_uniform, "rand"), (_normal, "randn")):
 def normal_floats(mean: float, std: float, size: Sequence[Any], **options: Any) -> Any:
     drawn = _made(_normal, size, **options)
     return drawn if drawn is NotImplemented else drawn * std + mean
+
+
+# --- eager's own numbers ---
+
+
+def _in_own_order(x: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
+    """Eager fills a tensor in the order of its memory, the operation that returns a new one row by row."""
+    if generator is not None or x.is_contiguous():
+        return NotImplemented
+    order = sorted(range(x.ndim), key=lambda d: -x.stride(d))
+    rows = torch.ops.aten.bernoulli.p(x.permute(order).contiguous(), p)
+    return rows.permute([order.index(d) for d in range(x.ndim)])
+
+
+EAGER_RANDOM: dict[Any, Callable[..., Any]] = dict.fromkeys(operators("bernoulli.p"), _in_own_order)

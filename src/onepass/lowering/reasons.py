@@ -33,7 +33,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"^(im2col|col2im|unfold_backward)$", "overlapping windows go to the library"),
     (r"complex|^(real|imag|polar|conj|_conj|angle)$", "complex numbers go to eager"),
     (r"^(_assert|sym_constrain|_functional_assert)", "a check on the host"),
-    (r"^rand|^bernoulli|^normal|^multinomial|^poisson|^binomial|^exponential|^geometric|^cauchy|^log_normal",
+    (r"^rand|dropout$|^bernoulli|^normal|^multinomial|^poisson|^binomial|^exponential|^geometric|^cauchy|^log_normal",
      "random numbers of this distribution come from eager"),
 )  # fmt: skip
 
