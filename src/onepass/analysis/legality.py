@@ -21,6 +21,7 @@ from .carried import cannot_carry
 from .collapse import collapse, flatten, join
 from .inline import reductions
 from .nest import Nest, Refusal, direct_reductions
+from .scans import cannot_scan
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
@@ -56,7 +57,7 @@ def _ways(stores: tuple[Store, ...], target: Target) -> list[Nest] | Refusal:
     if (apart := _apart(nest, target)) is not None:
         return Refusal(apart)
     merged = collapse(nest)
-    if not nest.reductions:
+    if not nest.reductions and not nest.scans:
         return [_widened(flatten(merged, target.vector_bytes), target)]
     crossing = _crossing(nest) or _both_ways(nest, target)
     work = _most_work(nest)
@@ -131,11 +132,13 @@ def _joined(nest: Nest) -> Nest | None:
 def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     """The same where a program is one thread, by rule: programs for every core twice over, else a split."""
     nest = bare(stores)
-    if not nest.reductions:
+    if not nest.reductions and not nest.scans:
         return Refusal(alone) if (alone := _alone(nest, target)) is not None else nest
     if (unreadable := _unreadable(nest)) is not None:
         return Refusal(unreadable)
     crossing, work = _crossing(nest), _most_work(nest)
+    if nest.scans:
+        return nest if crossing is None else Refusal(crossing)
     if crossing is None and (work <= SERIAL_ELEMENTS or numel(nest.outer) >= 2 * target.processors):
         return nest
     if crossing is not None and work <= SERIAL_ELEMENTS:
@@ -179,7 +182,7 @@ def _widened(nest: Nest, target: Target) -> Nest:
     if not few or not lacking or all(s.domain != whole for s in nest.stores):
         return nest
     empty = any(not nonnegative(c.extent - 1) for c in lacking)  # may have no first position
-    if empty or nest.reductions:
+    if empty or nest.reductions or nest.scans:
         return nest
     stores = tuple(
         replace(
@@ -204,7 +207,7 @@ def programs_of(nest: Nest, target: Target) -> int:
 
 def outer_axes(nest: Nest) -> tuple[Axis, ...]:
     reduces = nest.reductions
-    swept = {c for r in reduces for c in (nest.bound[a] for a in r.over)}
+    swept = {c for r in reduces for c in (nest.bound[a] for a in r.over)} | {s.over for s in nest.scans}
     shared = frozenset(nest.classes) - swept
     for s in nest.stores:
         shared &= s.domain
@@ -244,7 +247,7 @@ def _unreadable(nest: Nest) -> str | None:
         for r in direct_reductions([s.value]):
             if not nest.free(r) - outer <= s.domain:
                 return "a reduction varies over an axis its reader does not have"
-    return None
+    return cannot_scan(nest)
 
 
 def _split(nest: Nest, work: int, target: Target) -> Nest | Refusal:
@@ -261,6 +264,8 @@ def _split(nest: Nest, work: int, target: Target) -> Nest | Refusal:
 def _cannot_split(nest: Nest, axis: Axis, work: int, target: Target) -> str | None:
     """Why a class cannot be shared out: each reduction runs over it, or is one of a position of it."""
     reduces = nest.reductions
+    if nest.scans:
+        return ": scans run in order"
     inside = {x for r in reduces for x in reductions(r.inputs)}
     ends = [r for r in reduces if nest.sweeps(r, axis)]
     for r in reduces:

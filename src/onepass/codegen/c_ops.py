@@ -167,6 +167,10 @@ def c_accumulate(
     if monoid == "welford":
         function, given = ("", "") if reciprocal is None else ("_scaled", f", {reciprocal}")
         return f"op_welford{function}_{_float_suffix(dtypes[0])}({_pointers(acc)}, {inputs[0]}{given});"
+    if monoid == "logsumexp":
+        return f"op_logsumexp_{suffix(dtypes[0])}({_pointers(acc)}, {inputs[0]});"
+    if monoid == "linear":
+        return f"{acc[1]} = {inputs[0]} * {acc[1]} + {inputs[1]}; {acc[0]} = {acc[0]} * {inputs[0]};"
     if monoid in ("any", "all"):
         return c_combine(monoid, acc, [f"({inputs[0]} != 0)"], dtypes)
     return c_combine(monoid, acc, inputs, dtypes)

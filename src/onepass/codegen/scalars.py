@@ -97,6 +97,8 @@ def identities(monoid: str, dtypes: Iterable[DType]) -> list[Const]:
     match monoid:
         case "welford" | "welford_merge":
             return [neutral] * 3
+        case "logsumexp" | "linear":
+            return [neutral, const(0.0 if first.is_float else 0, first)]
         case "argmax" | "argmin":
             return [neutral, const((1 << 63) - 1, DType.I64)]  # loses every tie, so an equal first element enters
     return [neutral]

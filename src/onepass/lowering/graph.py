@@ -22,7 +22,7 @@ from ..ir.callables import graph_constant
 from ..ir.expr import Expr, literal
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, held, leaves
-from . import activations, creation, indexing, movement, pointwise, pooling, random, reductions, views
+from . import activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
@@ -38,7 +38,7 @@ from .values import HostNumber, Ref, TensorMeta, axes_of, whole
 
 aten = torch.ops.aten
 # The modules that register rules, imported for that alone.
-RULE_MODULES = (activations, creation, indexing, movement, pointwise, pooling, random, reductions, views)
+RULE_MODULES = (activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views)
 
 
 def lower_graph(

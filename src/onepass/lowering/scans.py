@@ -1,0 +1,83 @@
+"""Scans: one `Scan` at the root of a definition, whatever comes before it inside.
+
+16-bit floats accumulate in float32, and float32 in float64 where eager does. Positions of extremes count from the end:
+of equal values the last one is meant, and the monoid takes the lowest number.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Index, Part, Scan, literal, pointwise
+from ..ir.poly import Axis, Poly
+from .context import Context
+from .registry import lowers
+from .values import Ref, Shape, axis, own_point
+from .views import wrap_dim
+
+
+def _along(x: Ref, dim: int) -> tuple[Shape, Axis | None, Poly]:
+    """Where a scan reads, over an axis of its own along `dim` (None: there is one element), and where it is read."""
+    point = list(own_point(x.shape))
+    if not x.ndim:
+        return (), None, Poly.ZERO
+    dim = wrap_dim(dim, x.ndim)
+    at, inner = point[dim], axis(0, x.shape[dim], "r")
+    point[dim] = inner
+    return tuple(point), inner.axis, at
+
+
+def _wide(ctx: Context, value: Expr, dtype: DType) -> Expr:
+    """A value as it enters: in float64 where eager accumulates `dtype` in it."""
+    return pointwise("cast", value, dtype=DType.F64) if ctx.wide_statistics and dtype is DType.F32 else value
+
+
+def _input(ctx: Context, x: Ref, point: Shape, dtype: DType) -> Expr:
+    """The element that enters, converted as eager converts it and ready to accumulate."""
+    value = x.at(point)
+    if x.dtype is not dtype and not (x.dtype.is_half and dtype is DType.F32):
+        value = ctx.convert(value, dtype, exact=True)
+    return _wide(ctx, ctx.computing(value, dtype), dtype)
+
+
+def _total(monoid: str, ctx: Context, x: Ref, dim: int, **options: Any) -> Expr:
+    point, over, at = _along(x, dim)
+    value = _input(ctx, x, point, ctx.out.dtype)
+    return value if over is None else Part(Scan(monoid, (value,), over, at), 0)
+
+
+lowers("cumsum")(partial(_total, "sum"))
+lowers("cumprod")(partial(_total, "prod"))
+
+
+def _extreme(monoid: str, ctx: Context, x: Ref, dim: int) -> tuple[Expr, Expr]:
+    """The extreme up to each position, and the last position that has it."""
+    point, over, at = _along(x, dim)
+    value = ctx.computing(x.at(point), x.dtype, exact=True)
+    if value.dtype is DType.BOOL:
+        value = pointwise("cast", value, dtype=DType.U8)
+    if over is None:
+        return value, literal(0, DType.I64)
+    last = over.extent - 1
+    state = Scan(monoid, (value, Index(last - over)), over, at)
+    shape = ctx.out.shape
+    place = ctx.define_internal(Part(state, 1), shape, DType.I64).aligned(shape)
+    return Part(state, 0), Index(last) - place
+
+
+lowers("cummax")(partial(_extreme, "argmax"))
+lowers("cummin")(partial(_extreme, "argmin"))
+
+
+@lowers("logcumsumexp")
+def logcumsumexp(ctx: Context, x: Ref, dim: int) -> Expr:
+    point, over, at = _along(x, dim)
+    value = _input(ctx, x, point, ctx.out.dtype)
+    if over is None:
+        return value
+    state = Scan("logsumexp", (value,), over, at)
+    parts = (ctx.define_internal(Part(state, k), ctx.out.shape, value.dtype) for k in range(2))
+    top, total = (p.aligned(ctx.out.shape) for p in parts)
+    return top + pointwise("log", total)
