@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ir.expr import Expr, Scan, postorder, rewrite, substitute_axes
+from ..ir.poly import Axis
+from ..ir.states import JOINED
 from .inline import scans
 from .nest import Nest, direct_reductions
 
@@ -46,6 +48,16 @@ def cannot_scan(nest: Nest) -> str | None:
     reading += [nest.domain_of(r) for r in nest.reductions if _direct(r.inputs)]
     if any(domain - outer != {found[0].over} for domain in reading):
         return "a scan is read inside a sweep over another axis"
+    return None
+
+
+def cannot_chunk(nest: Nest, axis: Axis) -> str | None:
+    """Why programs cannot share a class out, each scanning a chunk and going on from what all before it have."""
+    found = nest.scans
+    if any(nest.sweeps(r, axis) for r in nest.reductions) or any(axis not in s.domain for s in nest.stores):
+        return ": something beside the scan runs over its axis"
+    if any(s.over is not axis or scans(s.inputs) or s.monoid not in JOINED for s in found):
+        return ": not a scan of values along it"
     return None
 
 

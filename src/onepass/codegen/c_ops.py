@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from ..ir.dtypes import DType
 from ..ir.expr import Const
 from ..ir.ops import CHECKED, OPS
-from .scalars import BIT_OPERATORS, INTEGER_DIVISIONS, Scalars, Templates, by_type, identities, infix, suffix
+from ..ir.states import identities
+from .scalars import BIT_OPERATORS, INTEGER_DIVISIONS, Scalars, Templates, by_type, infix, suffix
 
 _TYPES = {
     DType.F64: "double", DType.F32: "float", DType.F16: "uint16_t", DType.BF16: "uint16_t",

@@ -17,8 +17,9 @@ from ..ir.expr import Const, const
 from ..ir.ops import CHECKED
 from ..ir.poly import Axis, Poly, in_range, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
+from ..ir.states import identities
 from .emitter import bare, header, operand_dtype
-from .scalars import COMPARISONS, identities
+from .scalars import COMPARISONS
 from .triton_ops import signature_type, triton_fold, triton_join, triton_number, triton_pointwise, triton_type
 from .triton_products import ProductEmitter
 from .triton_text import NO_AXES, OpenTile

@@ -6,7 +6,6 @@ from ..ir.dtypes import DType
 from ..ir.kernel import Contract, LoadElement, LoadTile, Operand, Share, StoreElement, StoreTile, Var
 from ..ir.poly import Poly
 from .emitter import bare, operand_dtype
-from .scalars import identities
 from .triton_ops import MATRIX_TYPES, triton_type
 from .triton_text import NO_AXES, TileEmitter
 

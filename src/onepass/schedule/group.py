@@ -199,7 +199,7 @@ def _candidates(found: list[Nest], target: Target) -> Iterator[Schedule]:
     for way, nest in enumerate(found):
         yield _ruled(nest, target, way)
         inner = {*nest.classes} - {*nest.outer, nest.split}
-        if nest.split is None or not inner or not target.warp:
+        if nest.split is None or not inner or not target.warp or nest.scans:
             continue
         if not any(map(nest.carried, unfinished(nest, nest.split))):
             yield _ruled(nest, target, way, 1)

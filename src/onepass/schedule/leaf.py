@@ -19,9 +19,10 @@ from ..analysis.conditions import breakpoints, ordered, specialise
 from ..analysis.inline import scans
 from ..analysis.nest import Nest, NestStore
 from ..analysis.refine import polys_of
+from ..ir.dtypes import DType
 from ..ir.expr import Expr, Reduce, Scan
-from ..ir.kernel import Accumulator, Kernel, Operand
-from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative
+from ..ir.kernel import Accumulator, Kernel, Let, Operand, Var
+from ..ir.poly import Axis, Poly, Quotient, Remainder, Symbol, nonnegative
 from ..ir.target import Target
 from .builder import Builder, Carry, Kept, Scope, looped
 from .layout import Layout, chunk_axis
@@ -186,7 +187,16 @@ class Leaf(ABC):
         """A loop over positions [start, start + size) of a class, cut off at its end."""
         loop = Axis(self.builder.name("t"), Poly.of(size))
         limit = None if not (axis.extent % size).terms else axis.extent - start
-        return self.builder.block(looped(loop, kind, lanes, lane, limit), {axis: axis.poly()}, {axis: start + loop})
+        at = start + loop if axis not in self.descending else start + self._length(size, limit) - 1 - loop
+        return self.builder.block(looped(loop, kind, lanes, lane, limit), {axis: axis.poly()}, {axis: at})
+
+    def _length(self, size: int, limit: Poly | None) -> Poly:
+        """How many positions of a class a block of so many has."""
+        if limit is None:
+            return Poly.of(size)
+        length = Var(self.builder.name("length"), DType.I64)
+        self.builder.add(Let(length, "minimum", (Poly.of(size), limit)))
+        return Symbol(length.name, 0).poly()
 
     def specialised(self, items: list[Item], axis: Axis, low: Poly, high: Poly) -> list[Item]:
         """Items with decided conditions folded; stores whose region excludes this piece dropped."""

@@ -159,7 +159,7 @@ class Tiles(Leaf):
         if axis is self.nest.split:
             size, start = self.layout.chunk, self.chunk_start()
             spans = [(start, Poly.of(-(-size // step)), False)]
-            if (axis.extent % size).terms:
+            if (axis.extent % size).terms and axis not in self.descending:
                 limit = (axis.extent - start + step - 1) // step
             within = Poly.of(size) if size % step else Poly.ZERO
         for start, count, whole in spans[:: -1 if axis in self.descending else 1]:
