@@ -13,7 +13,7 @@ from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Part, Scan, literal, pointwise
 from ..ir.poly import Axis, Poly
 from .context import Context
-from .registry import lowers
+from .registry import Unsupported, lowers
 from .values import Ref, Shape, axis, own_point
 from .views import wrap_dim
 
@@ -43,6 +43,8 @@ def _input(ctx: Context, x: Ref, point: Shape, dtype: DType) -> Expr:
 
 
 def _total(monoid: str, ctx: Context, x: Ref, dim: int, **options: Any) -> Expr:
+    if ctx.out.dtype is DType.BOOL:
+        raise Unsupported("a scan of truth values")  # not in eager, either
     point, over, at = _along(x, dim)
     value = _input(ctx, x, point, ctx.out.dtype)
     return value if over is None else Part(Scan(monoid, (value,), over, at), 0)
@@ -73,6 +75,8 @@ lowers("cummin")(partial(_extreme, "argmin"))
 
 @lowers("logcumsumexp")
 def logcumsumexp(ctx: Context, x: Ref, dim: int) -> Expr:
+    if not ctx.out.dtype.is_float:
+        raise Unsupported("exponentials of integers")  # not in eager, either
     point, over, at = _along(x, dim)
     value = _input(ctx, x, point, ctx.out.dtype)
     if over is None:

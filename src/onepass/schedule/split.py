@@ -22,7 +22,7 @@ from ..ir.schedule import Schedule
 from ..ir.states import identities, joined
 from ..ir.target import Target
 from .layout import AxisOrder
-from .walk import nest_kernel, ruled
+from .walk import nest_kernel
 from .workspace import Workspace
 
 ROW_CHUNK, COLUMN_CHUNK = 1024, 64  # the least a tile program gets of a split reduction
@@ -45,7 +45,7 @@ def split(
     kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule)
     if nest.scans:
         tail = scanned_on(nest, head, workspace)
-        last = nest_kernel(tail, target, f"{name}_finish", origins, ruled(tail, target, size))
+        last = nest_kernel(tail, target, f"{name}_finish", origins, schedule)
         return ScheduledGroup((kernel, last), tuple(workspace.buffers))
     tail = workspace.finish(nest, (s for s in nest.stores if not {*ends}.isdisjoint(direct_reductions([s.value]))))
     return finished(kernel, [tail], workspace, target, name)
@@ -73,6 +73,13 @@ def first_part(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:
     if alone:
         return Nest(tuple(first), nest.classes, nest.bound, (*nest.outer, axis))
     return Nest(tuple(first), (*nest.classes, number), nest.bound, (*nest.outer, number), axis)
+
+
+def scheduled_part(nest: Nest, axis: Axis, size: int) -> Nest:
+    """The nest that the schedule of a split is made for: of the first kernel; of a scan, both run by that of the last."""
+    workspace = Workspace("k", "")
+    head = first_part(nest, axis, size, workspace)
+    return scanned_on(nest, head, workspace) if nest.scans else head
 
 
 def _chunk_totals(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:

@@ -106,7 +106,7 @@ class _Rules(AxisOrder):
         self.aligned = self.favourite is None or aligned_along(nest, self.favourite, target.vector_bytes)
         moments = any(r.monoid == "welford" for r in self.reduces)  # three states for every lane
         self.odd = not self.aligned or moments
-        self.scanned = bool(nest.scans)
+        self.scanned, self.scan_elements = bool(nest.scans), min(SCAN_ELEMENTS, 128 * target.thread_elements)
         self.budget = self._budget()
 
     def tiles(self) -> _Tiles:
@@ -199,7 +199,8 @@ class _Rules(AxisOrder):
 
         even = min((COLUMN_LANES >> k for k in range(3)), key=lanes)
         width = self._spread(min(power_above(axis.extent.constant), even), NARROW_COLUMNS)
-        return _Tiles({axis: width}, lanes=max(2, 2048 // width))
+        elements = self.scan_elements // 2 if self.scanned else 2048
+        return _Tiles({axis: width}, lanes=max(2, elements // width))
 
     def _streamed_rows(self) -> _Tiles:
         vector = self.strip_axis()
@@ -208,7 +209,7 @@ class _Rules(AxisOrder):
         if self.odd:
             lanes = min(lanes, ODD_ELEMENTS * 4 * self.target.warp)
         if self.scanned:
-            lanes = min(power_above(extent), SCAN_ELEMENTS)
+            lanes = min(power_above(extent), self.scan_elements)
         if extent is None or vector is self.nest.split or not (alone := self._warps_alone(vector)):
             return _Tiles(lanes=lanes)
         lanes, turns = self._step_alone(vector, alone * self.target.warp)
@@ -277,7 +278,7 @@ class _Rules(AxisOrder):
         bound = frozenset(inner) | {a for a, c in self.nest.bound.items() if c in inner}
         live = len({e for e in self.loads if e.axes & bound})
         limit = 64 if self.columns else self.target.held_elements * 4 // max(4, live + len(self.reduces))
-        limit = min(limit, SCAN_ELEMENTS) if self.scanned else limit
+        limit = min(limit, self.scan_elements) if self.scanned else limit
         return tuple(inner) if tile_elements(inner) <= limit else ()
 
     def _square_blocks(self, held: Sequence[Axis]) -> dict[Axis, int]:
