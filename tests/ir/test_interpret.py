@@ -14,6 +14,7 @@ N, M = Poly.of(4), Poly.of(6)
 I, J, K = Axis("d0", N), Axis("d1", M), Axis("r0", M)
 A = Buffer("a0", DType.F32, (N, M), (M, Poly.ONE))
 X = torch.randn(4, 6)
+AT_J = J.poly()
 
 
 def run(value: Expr, *axes: Axis, double: bool = False) -> torch.Tensor:
@@ -39,7 +40,7 @@ def test_welford_parts() -> None:
 def test_scans() -> None:
     at_k = Load(A, (I.poly(), K.poly()))
 
-    def scan(monoid: str, *inputs: Expr, at: Poly = J.poly(), reverse: bool = False) -> list[torch.Tensor]:
+    def scan(monoid: str, *inputs: Expr, at: Poly = AT_J, reverse: bool = False) -> list[torch.Tensor]:
         state = Scan(monoid, (at_k, *inputs), K, at, reverse)
         return [run(Part(state, k), I, J) for k in range(len(state.part_dtypes))]
 

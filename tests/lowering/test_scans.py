@@ -1,4 +1,4 @@
-"""Scans give eager's values: every operation, type, dimension and layout, on threads and on tiles, forward and backward."""
+"""Scans give eager's values: every operation, type, dimension and layout, on threads and tiles, and backward."""
 
 from __future__ import annotations
 

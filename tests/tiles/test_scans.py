@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.chips import CHIPS, EVERY_CHIP
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass.resources import FEW_BYTES
+from tests.chips import CHIPS, EVERY_CHIP
 
 pytest.importorskip("triton")
 

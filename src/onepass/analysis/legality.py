@@ -145,8 +145,8 @@ def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     if nest.scans and crossing is None:
         few = work > SERIAL_ELEMENTS and numel(nest.outer) < 2 * target.processors
         chunked = _split(nest, work, target) if few else nest
-        alone = not nest.reductions and not any(scans(s.inputs) for s in nest.scans)
-        return nest if isinstance(chunked, Refusal) and alone else chunked
+        single = not nest.reductions and not any(scans(s.inputs) for s in nest.scans)
+        return nest if isinstance(chunked, Refusal) and single else chunked
     if crossing is None and (work <= SERIAL_ELEMENTS or numel(nest.outer) >= 2 * target.processors):
         return nest
     if crossing is not None and work <= SERIAL_ELEMENTS:

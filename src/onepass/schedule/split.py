@@ -76,7 +76,7 @@ def first_part(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:
 
 
 def scheduled_part(nest: Nest, axis: Axis, size: int) -> Nest:
-    """The nest that the schedule of a split is made for: of the first kernel; of a scan, both run by that of the last."""
+    """The nest that the schedule of a split is made for: the first kernel's. Both of a scan run by that of the last."""
     workspace = Workspace("k", "")
     head = first_part(nest, axis, size, workspace)
     return scanned_on(nest, head, workspace) if nest.scans else head

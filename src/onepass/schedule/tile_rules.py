@@ -158,9 +158,7 @@ class _Rules(AxisOrder):
         count = 32 if elements >= 4 * 1024 * (1 if wide else 2) else 16 if elements >= 1024 else 8
         if not self.inner and elements <= self.budget:
             count = self.budget // (4 * self.target.warp)
-        if self.rows is not None:
-            count = min(count, CARRIED_ELEMENTS)
-        elif self.scanned:
+        if self.rows is not None or self.scanned:
             count = min(count, CARRIED_ELEMENTS)
         elif (not self.aligned and not self.inner) or (tiles.lanes > 1 and self.odd):
             count = ODD_ELEMENTS
