@@ -9,10 +9,19 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from tests.checking import Run, compare, execute, fresh, tensors_of, to_float64
 from torch import Tensor
+from torch._functorch.aot_autograd import aot_function
 
 import onepass
+from onepass.compilation import compile_graph
+from onepass.ir.options import Options
+from onepass.ir.record import CompileRecord
+from onepass.ir.target import find_target
+from onepass.lowering.torch_private import associative_scan_op
+
+from .tracing import Traced
 
 TARGETS = ("cpu", "triton-interpret")
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -206,6 +215,59 @@ def test_gradients(name: str, target: str) -> None:
     inputs = [torch.randn(4, 40, requires_grad=True) for _ in range(2)]
     runs = [execute(f, fresh(inputs), True) for f in (compiled(function, target), function)]
     compare(*runs, execute(function, [to_float64(x) for x in inputs], True))
+
+
+def recurrence(a: Tensor, b: Tensor) -> Tensor:
+    """h = a * h + b along the rows, step by step."""
+    h, found = torch.zeros_like(a[:, 0]), []
+    for k in range(a.shape[1]):
+        h = a[:, k] * h + b[:, k]
+        found.append(h)
+    return torch.stack(found, 1)
+
+
+def pairs(a: Tensor, b: Tensor) -> Tensor:
+    """The same as dynamo hands it over on a GPU: torch's scan of pairs runs along the first dimension."""
+    return 2 * associative_scan_op(lambda a, b, c, d: [a * c, c * b + d], [a.t(), b.t()], ())[1].t()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_linear_recurrences(dtype: torch.dtype, target: str) -> None:
+    records: list[CompileRecord] = []
+
+    def compiler(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        found = compile_graph(graph, find_target(target), Options(target=target, cache=False), "inference")
+        records.append(found.record)
+        return make_boxed_func(lambda *arguments: found.call(list(arguments)))
+
+    torch.manual_seed(0)
+    a, b = torch.rand(3, 5000).to(dtype), torch.randn(3, 5000).to(dtype)
+    found = aot_function(pairs, fw_compiler=compiler)(a, b)
+    torch.testing.assert_close(found, (2 * recurrence(a.double(), b.double())).to(dtype))
+    (record,) = records
+    assert len(record.kernels) == 1 and not record.externs
+
+
+def test_steps_of_a_scan() -> None:
+    """A step that is a monoid is a scan of it; any other runs as eager does, with the reason."""
+    x = torch.rand(9, 4)
+
+    def traced(step: Callable[..., list[Tensor]]) -> tuple[Tensor, list[str]]:
+        run = Traced(lambda x: associative_scan_op(step, [x], ())[0])
+        return run(x), [e.why for e in run.program.externs()]
+
+    steps: list[tuple[Callable[..., list[Tensor]], Tensor]] = [
+        (lambda a, b: [a + b], x.cumsum(0)),
+        (lambda a, b: [b * a], x.cumprod(0)),
+        (lambda a, b: [torch.maximum(a, b)], x.cummax(0)[0]),
+    ]
+    for step, expected in steps:
+        result, reasons = traced(step)
+        torch.testing.assert_close(result, expected)
+        assert reasons == []
+    _, reasons = traced(lambda a, b: [a * b + 1])
+    assert reasons[0] == "a step that is no known monoid"
 
 
 def test_in_place() -> None:

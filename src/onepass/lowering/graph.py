@@ -33,7 +33,7 @@ from .reasons import is_ordered, why_library
 from .reductions import share_welford
 from .registry import RULES, Unsupported, supported
 from .strides import eager_strides
-from .torch_private import OpOverload, folded_value, storage_key
+from .torch_private import HigherOrderOperator, OpOverload, folded_value, storage_key
 from .values import HostNumber, Ref, TensorMeta, axes_of, whole
 
 aten = torch.ops.aten
@@ -393,6 +393,8 @@ def normalise(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     left = dict(kwargs)
     positional = list(args)
     named: dict[str, Any] = {}
+    if isinstance(target, HigherOrderOperator):
+        return positional, left
     for number, argument in enumerate(target._schema.arguments):
         if argument.kwarg_only:
             named[argument.name] = left.pop(argument.name, argument.default_value)

@@ -6,14 +6,20 @@ of equal values the last one is meant, and the monoid takes the lowest number.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from torch.fx import GraphModule
+
+from ..ir.callables import operators
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Index, Part, Scan, literal, pointwise
+from ..ir.expr import Expr, Index, Load, Part, Scan, literal, pointwise
 from ..ir.poly import Axis, Poly
+from ..ir.program import Buffer
 from .context import Context
-from .registry import Unsupported, lowers
+from .registry import RULES, Unsupported, lowers
+from .torch_private import associative_scan_op
 from .values import Ref, Shape, axis, own_point
 from .views import wrap_dim
 
@@ -85,3 +91,61 @@ def logcumsumexp(ctx: Context, x: Ref, dim: int) -> Expr:
     parts = (ctx.define_internal(Part(state, k), ctx.out.shape, value.dtype) for k in range(2))
     top, total = (p.aligned(ctx.out.shape) for p in parts)
     return top + pointwise("log", total)
+
+
+# What the user combines
+
+
+def _combine(ctx: Context, step: GraphModule, xs: Sequence[Ref], more: Sequence[Any]) -> tuple[Expr, ...]:
+    """A scan along the first dimension whose step is a graph: one that a monoid is, or the library's."""
+    kinds = {x.dtype for x in xs}
+    if len(kinds) != 1 or more or any(x.shape != xs[0].shape for x in xs):
+        raise Unsupported("a scan of values of several types or shapes")
+    (dtype,) = kinds
+    monoid, order = _monoid(step, len(xs), dtype.compute)
+    point, over, at = _along(xs[0], 0)
+    values = tuple(ctx.computing(xs[k].at(point), dtype) for k in order)
+    if monoid not in ("max", "min"):
+        values = tuple(_wide(ctx, v, dtype) for v in values)
+    if over is not None:
+        state = Scan(monoid, values, over, at)
+        values = tuple(Part(state, k) for k in range(len(xs)))
+    return tuple(values[order.index(k)] for k in range(len(xs)))
+
+
+RULES[associative_scan_op] = _combine
+
+
+def _monoid(step: GraphModule, count: int, dtype: DType) -> tuple[str, tuple[int, ...]]:
+    """The monoid that a step of so many values is, and which of the values its parts are."""
+    names = [f"{side}{k}" for side in ("left", "right") for k in range(count)]
+    given = [Load(Buffer(name, dtype, (), ()), ()) for name in names]
+    found = _results(step, given)
+    left, right = given[:count], given[count:]
+    for monoid, operation in (("sum", "add"), ("prod", "mul"), ("max", "maximum"), ("min", "minimum")):
+        if found == [pointwise(operation, *left, *right)] if count == 1 else False:
+            return monoid, (0,)
+    for a, b in ((0, 1), (1, 0)) if count == 2 else ():
+        if (found[a], found[b]) == (left[a] * right[a], right[a] * left[b] + right[b]):
+            return "linear", (a, b)
+    raise Unsupported("a step that is no known monoid")
+
+
+_STEPS = dict(
+    zip(operators("add.Tensor mul.Tensor maximum minimum"), ("add", "mul", "maximum", "minimum"), strict=True)
+)
+
+
+def _results(step: GraphModule, given: Sequence[Expr]) -> list[Expr]:
+    """What a graph of sums, products and extremes gives."""
+    values, places = dict[Any, Expr](), iter(given)
+    for node in step.graph.nodes:
+        if node.op == "output":
+            return [values[n] for n in node.args[0]]
+        if node.op == "placeholder":
+            values[node] = next(places)
+        elif node.target in _STEPS and not node.kwargs and all(n in values for n in node.args):
+            values[node] = pointwise(_STEPS[node.target], *(values[n] for n in node.args))
+        else:
+            raise Unsupported("a step that is no known monoid")
+    raise AssertionError("a graph without an output")
