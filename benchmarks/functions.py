@@ -102,5 +102,9 @@ def two_outputs(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return torch.relu(a + b), torch.sigmoid(a * c)
 
 
+def gated_cumsum(x: Tensor, gate: Tensor) -> Tensor:
+    return (torch.sigmoid(gate) * x).cumsum(-1) * F.silu(gate)
+
+
 def row_sum(x: Tensor) -> Tensor:
     return x.sum(-1)

@@ -127,3 +127,28 @@ def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
     losses = torch.empty((rows,), dtype=torch.float32, device=x.device)
     _cross_entropy_kernel[(rows,)](x, target, losses, columns, BLOCK=4096, num_warps=4)
     return losses.mean().to(x.dtype)
+
+
+@triton.jit
+def _add(a, b):
+    return a + b
+
+
+@triton.jit
+def _gated_cumsum_kernel(x, gate, out, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * columns
+    before = 0.0
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        g = tl.load(gate + row + at, at < columns, 0.0)
+        share = 1.0 / (1.0 + tl.exp2(-g * _LOG2_E))
+        value = tl.load(x + row + at, at < columns, 0.0) * share
+        tl.store(out + row + at, (before + tl.associative_scan(value, 0, _add)) * g * share, at < columns)
+        before += tl.sum(value, 0)
+
+
+def gated_cumsum(x: Tensor, gate: Tensor) -> Tensor:
+    rows, columns = x.shape
+    out = torch.empty_like(x)
+    _gated_cumsum_kernel[(rows,)](x, gate, out, columns, BLOCK=4096, num_warps=8)
+    return out

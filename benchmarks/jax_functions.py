@@ -118,3 +118,7 @@ def adam_update(parameter: Array, gradient: Array, mean: Array, square: Array) -
 
 def two_outputs(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     return jax.nn.relu(a + b), jax.nn.sigmoid(a * c)
+
+
+def gated_cumsum(x: Array, gate: Array) -> Array:
+    return jnp.cumsum(jax.nn.sigmoid(gate) * x, -1) * jax.nn.silu(gate)

@@ -100,6 +100,7 @@ CPU: tuple[Workload, ...] = (
     Workload("LayerNorm, forward + backward", f.layernorm, _full(1, vectors=2), 20, train=True, jax="layernorm"),
     Workload("cross-entropy, forward + backward", f.cross_entropy, _classes, 7, train=True, jax="cross_entropy"),
     Workload("SwiGLU, forward + backward", f.swiglu, _full(2), 11, train=True, jax="swiglu"),
+    Workload("gate * cumsum", f.gated_cumsum, _full(2), 8, jax="gated_cumsum"),
     Workload("bias + GELU, bfloat16", f.bias_gelu, _full(1, BF16, 1), 6, jax="bias_gelu"),
     Workload("LayerNorm, bfloat16", f.layernorm, _full(1, BF16, 2), 7, jax="layernorm"),
     Workload("softmax, bfloat16", f.softmax, _full(1, BF16), 5, jax="softmax"),
@@ -142,6 +143,10 @@ GPU: tuple[Workload, ...] = (
     ),
     Workload("cross-entropy forward + backward", f.cross_entropy, _vocabulary, 7, train=True, jax="cross_entropy"),
     Workload("relu(a+b), sigmoid(a*c) 8192^2", f.two_outputs, _sized(8192, 8192, 3), 4, jax="two_outputs"),
+    Workload(
+        "gate * cumsum, 4096x8192, fp32", f.gated_cumsum, _sized(4096, 8192, 2, dtype=F32), 8,
+        jax="gated_cumsum", hand="gated_cumsum",
+    ),
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onepass.ir.dtypes import DType
-from onepass.ir.expr import Expr, Index, Load, Part, Reduce, const, indirect, pointwise
+from onepass.ir.expr import Expr, Index, Load, Part, Reduce, Scan, const, indirect, pointwise
 from onepass.ir.interpret import evaluate
 from onepass.ir.poly import Axis, Poly
 from onepass.ir.program import Buffer
@@ -14,6 +14,7 @@ N, M = Poly.of(4), Poly.of(6)
 I, J, K = Axis("d0", N), Axis("d1", M), Axis("r0", M)
 A = Buffer("a0", DType.F32, (N, M), (M, Poly.ONE))
 X = torch.randn(4, 6)
+AT_J = J.poly()
 
 
 def run(value: Expr, *axes: Axis, double: bool = False) -> torch.Tensor:
@@ -34,6 +35,27 @@ def test_welford_parts() -> None:
     torch.testing.assert_close(run(Part(state, 0), I), X.mean(1))
     torch.testing.assert_close(run(Part(state, 1), I), X.var(1, correction=0) * 6)
     assert run(Part(state, 2), I).eq(6).all()
+
+
+def test_scans() -> None:
+    at_k = Load(A, (I.poly(), K.poly()))
+
+    def scan(monoid: str, *inputs: Expr, at: Poly = AT_J, reverse: bool = False) -> list[torch.Tensor]:
+        state = Scan(monoid, (at_k, *inputs), K, at, reverse)
+        return [run(Part(state, k), I, J) for k in range(len(state.part_dtypes))]
+
+    assert torch.allclose(scan("sum")[0], X.cumsum(1)) and torch.allclose(scan("prod")[0], X.cumprod(1))
+    torch.testing.assert_close(scan("sum", reverse=True)[0], X.flip(1).cumsum(1).flip(1))
+    torch.testing.assert_close(scan("sum", at=M - 1 - J)[0], X.cumsum(1).flip(1))
+    value, place = scan("argmax", Index(M - 1 - K))
+    torch.testing.assert_close((value, 5 - place), tuple(X.cummax(1)))
+    top, total = scan("logsumexp")
+    torch.testing.assert_close(top + total.log(), X.logcumsumexp(1))
+    h, state = [], torch.zeros(4)
+    for k in range(6):
+        state = X[:, k] * state + 2.0
+        h.append(state)
+    torch.testing.assert_close(scan("linear", const(2.0, DType.F32))[1], torch.stack(h, 1))
 
 
 def test_reduction_of_what_does_not_vary() -> None:

@@ -72,3 +72,14 @@ def test_what_cannot_be_written() -> None:
     """A result that is no tensor."""
     with pytest.raises(Unwritable):
         structure(lowered(lambda x: torch.sort(x)[0] + 1, torch.randn(4)))
+
+
+def test_scans() -> None:
+    """The axis, the operation and the direction of a scan are part of what is computed."""
+    functions = (
+        lambda x: x.cumsum(0),
+        lambda x: x.cumsum(1),
+        lambda x: x.cumprod(1),
+        lambda x: x.flip(1).cumsum(1).flip(1),
+    )
+    assert len({structure(lowered(f, torch.randn(X))) for f in functions}) == len(functions)

@@ -6,7 +6,7 @@ import pytest
 
 from onepass.errors import VerifyError
 from onepass.ir.dtypes import DType
-from onepass.ir.expr import Expr, Load, Part, Reduce, const, pointwise
+from onepass.ir.expr import Expr, Load, Part, Reduce, Scan, const, pointwise
 from onepass.ir.poly import Axis, Poly, Symbol
 from onepass.ir.program import Buffer, Define, Origin, Program, Update, View
 from onepass.ir.verify import verify_program
@@ -43,6 +43,8 @@ def test_well_formed() -> None:
         (pointwise("cast", LOAD, dtype=DType.F64), "type float64"),
         (pointwise("add", LOAD, pointwise("cast", const(1.0, DType.F64), dtype=DType.F64)), "add of"),
         (Load(A, (I.poly(), Symbol("s0").poly())), "has no source"),
+        (pointwise("exp", Part(Scan("sum", (Load(A, (I.poly(), R.poly())),), R, J.poly()), 0)), "below the root"),
+        (Part(Scan("sum", (Load(A, (I.poly(), J.poly())),), J, J.poly()), 0), "along its own axis"),
         (pointwise("exp", Part(Reduce("sum", (Load(A, (I.poly(), R.poly())),), (R,)), 0)), "below the root"),
     ],
 )
@@ -68,6 +70,11 @@ def test_text() -> None:
     assert text.splitlines()[1] == (
         "  b0: float32[d0:4, d1:3] = exp(a0[d0, d1])    # aten.exp.default  model.py:3: y = x.exp()"
     )
+
+
+def test_text_of_scans() -> None:
+    state = Scan("linear", (LOAD, Load(A, (I.poly(), R.poly()))), R, J.poly(), True)
+    assert repr(Part(state, 1)) == "linear[r0:3, from d1](a0[d0, d1], a0[d0, r0]).1"
 
 
 def test_shared_parts_are_printed_once() -> None:

@@ -69,7 +69,7 @@ def test_names(name: str) -> None:
 def test_equal_layers_have_one_kernel_and_one_name(kernels: list[Kernel]) -> None:
     def layers(x: Tensor) -> Tensor:
         for _ in range(3):
-            x = torch.cumsum(x.tanh().cosh(), -1)  # cumsum is nobody's: the layers stay apart
+            x = torch.sort(x.tanh().cosh(), -1)[0]  # the library sorts: the layers stay apart
         return x
 
     e = explained(layers, (64, 96))

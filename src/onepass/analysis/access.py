@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, postorder
+from ..ir.expr import Expr, Load, Pointwise, Random, Reduce, Scan, postorder
 from ..ir.monoids import MONOIDS
 from ..ir.ops import OPS
 from ..ir.poly import Axis, Poly, Symbol
@@ -17,6 +17,7 @@ from ..ir.program import Buffer
 
 NOMINAL_SIZE = 512  # of a symbol whose hint says nothing
 RANDOM_COST = 14.0
+SCAN_STEPS = 6.0  # of a monoid for each element: each waits for the one before, or several are combined for it
 
 
 @lru_cache(maxsize=16384)
@@ -83,6 +84,8 @@ def work_of(e: Expr) -> float:
             return OPS[e.op].cost
         case Reduce():
             return MONOIDS[e.monoid].cost
+        case Scan():
+            return SCAN_STEPS * MONOIDS[e.monoid].cost
         case Random():
             return RANDOM_COST
     return 0.0

@@ -26,7 +26,7 @@ def flatten(nest: Nest, vector_bytes: int) -> Nest:
 
     What is large is then read and written in whole vectors; what is small finds its place by dividing.
     """
-    if nest.reductions or any(a.extent.constant is None for a in nest.classes):
+    if nest.reductions or nest.scans or any(a.extent.constant is None for a in nest.classes):
         return nest
     largest = max(numel(s.domain) for s in nest.stores)
     for outer, inner in permutations(nest.classes, 2):
@@ -64,7 +64,7 @@ def _dense(offset: Poly, outer: Axis, inner: Axis) -> bool:
 
 
 def _collapsible(nest: Nest, outer: Axis, inner: Axis) -> bool:
-    if (outer in nest.outer) != (inner in nest.outer) or nest.split in (outer, inner):
+    if (outer in nest.outer) != (inner in nest.outer) or {nest.split, *(s.over for s in nest.scans)} & {outer, inner}:
         return False
     for s in nest.stores:
         if (outer in s.domain) != (inner in s.domain) or any(a in (outer, inner) for a, _, _ in s.region):

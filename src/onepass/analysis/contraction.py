@@ -82,6 +82,8 @@ class Contraction:
 
 def largest_first(nest: Nest) -> Nest | Refusal:
     """The nest with the store first whose classes all others have a part of."""
+    if nest.scans:
+        return Refusal("a scan beside a matrix product")
     largest = max(nest.stores, key=lambda s: len(s.domain))
     others = [s for s in nest.stores if s is not largest]
     if any(s.region for s in nest.stores) or any(not s.domain <= largest.domain for s in others):

@@ -11,25 +11,26 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..errors import VerifyError
-from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, postorder, rebind, rewrite, substitute_axes
+from ..ir.expr import Expr, Load, Part, Pointwise, Reduce, Scan, postorder, rebind, rewrite, substitute_axes
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define, HostValue, Statement, Update, held
 from .one_hot import sum_of_one
 from .reach import in_order
 
 
-def rename_bound(define: Define, places: dict[Reduce, int]) -> Expr:
-    """The define's value with reduction axes named after the place of their reduction in the program.
+def rename_bound(define: Define, places: dict[Expr, int]) -> Expr:
+    """The define's value with the axes of its reduction or scan named after the place of that in the program.
 
     `places` remembers them: equal reductions of several defines stay equal.
     """
-    found = [e for e in postorder([define.value]) if isinstance(e, Reduce)]
+    found = [e for e in postorder([define.value]) if isinstance(e, Reduce | Scan)]
     if not found:
         return define.value
     if len(found) > 1:
-        raise VerifyError(f"{define.buffer!r} holds more than one reduction")
+        raise VerifyError(f"{define.buffer!r} holds more than one reduction or scan")
     place = places.setdefault(found[0], define.buffer.place)
-    names = {a: Axis(f"{a.name}.{place:09d}", a.extent) for a in found[0].over}
+    over = found[0].over if isinstance(found[0], Reduce) else (found[0].over,)
+    names = {a: Axis(f"{a.name}.{place:09d}", a.extent) for a in over}
     return rebind(define.value, {a: n.poly() for a, n in names.items()}, {a: (n,) for a, n in names.items()})
 
 
@@ -38,7 +39,7 @@ class Memo:
     """What the inliners of one planning run share: expansions met before, and the places of reductions."""
 
     values: dict[tuple[object, ...], Expr] = field(default_factory=dict)
-    places: dict[Reduce, int] = field(default_factory=dict)
+    places: dict[Expr, int] = field(default_factory=dict)
 
 
 class Inliner:
@@ -131,6 +132,22 @@ def identity_index(index: tuple[Poly, ...], axes: tuple[Axis, ...]) -> bool:
 def reductions(values: Iterable[Expr]) -> list[Reduce]:
     """Reductions a set of values needs, producers first."""
     return list(dict.fromkeys(r for v in values for r in _reductions(v)))
+
+
+def scans(values: Iterable[Expr]) -> list[Scan]:
+    """Scans a set of values needs, producers first."""
+    return list(dict.fromkeys(s for v in values for s in _scans(v)))
+
+
+@lru_cache(maxsize=8192)
+def _scans(value: Expr) -> tuple[Scan, ...]:
+    parts = (e.source for e in postorder([value]) if isinstance(e, Part))
+    return tuple(dict.fromkeys(s for s in parts if isinstance(s, Scan)))
+
+
+def is_pointwise(value: Expr) -> bool:
+    """Whether a value is made of one position: nothing is reduced or scanned for it."""
+    return not _reductions(value) and not _scans(value)
 
 
 @lru_cache(maxsize=8192)

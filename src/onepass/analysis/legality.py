@@ -19,8 +19,9 @@ from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
 from .carried import cannot_carry
 from .collapse import collapse, flatten, join
-from .inline import reductions
+from .inline import reductions, scans
 from .nest import Nest, Refusal, direct_reductions
+from .scans import cannot_chunk, cannot_scan
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
@@ -56,7 +57,7 @@ def _ways(stores: tuple[Store, ...], target: Target) -> list[Nest] | Refusal:
     if (apart := _apart(nest, target)) is not None:
         return Refusal(apart)
     merged = collapse(nest)
-    if not nest.reductions:
+    if not nest.reductions and not nest.scans:
         return [_widened(flatten(merged, target.vector_bytes), target)]
     crossing = _crossing(nest) or _both_ways(nest, target)
     work = _most_work(nest)
@@ -99,11 +100,16 @@ def _splits(nest: Nest, work: int, target: Target) -> list[Nest] | Refusal:
     found: list[Nest] = []
     reasons = [NO_COMMON_AXIS]
     for base in (joined, nest) if joined is not None else (nest,):
-        swept = [c for c in base.classes if any(base.sweeps(r, c) for r in base.reductions)]
+        swept = [c for c in base.classes if _is_swept(base, c)]
         nests, refused = _tried(base, sorted(swept, key=lambda c: -estimate(c.extent)), work, target)
         found += nests
         reasons += refused
     return found or Refusal(f"{numel(nest.outer)} programs for {work} elements{reasons[-1]}")
+
+
+def _is_swept(nest: Nest, axis: Axis) -> bool:
+    """Whether a reduction or a scan runs over a class."""
+    return any(nest.sweeps(r, axis) for r in nest.reductions) or any(s.over is axis for s in nest.scans)
 
 
 def _tried(nest: Nest, swept: list[Axis], work: int, target: Target) -> tuple[list[Nest], list[str]]:
@@ -131,11 +137,16 @@ def _joined(nest: Nest) -> Nest | None:
 def analyse(stores: Iterable[Store], target: Target) -> Nest | Refusal:
     """The same where a program is one thread, by rule: programs for every core twice over, else a split."""
     nest = bare(stores)
-    if not nest.reductions:
+    if not nest.reductions and not nest.scans:
         return Refusal(alone) if (alone := _alone(nest, target)) is not None else nest
     if (unreadable := _unreadable(nest)) is not None:
         return Refusal(unreadable)
     crossing, work = _crossing(nest), _most_work(nest)
+    if nest.scans and crossing is None:
+        few = work > SERIAL_ELEMENTS and numel(nest.outer) < 2 * target.processors
+        chunked = _split(nest, work, target) if few else nest
+        single = not nest.reductions and not any(scans(s.inputs) for s in nest.scans)
+        return nest if isinstance(chunked, Refusal) and single else chunked
     if crossing is None and (work <= SERIAL_ELEMENTS or numel(nest.outer) >= 2 * target.processors):
         return nest
     if crossing is not None and work <= SERIAL_ELEMENTS:
@@ -164,7 +175,7 @@ def collapsed(nest: Nest, target: Target) -> Nest:
     if nest.split is None:
         return collapse(nest)
     merged = collapse(replace(nest, split=None))
-    again = _split(merged, max(numel(merged.domain_of(r)) for r in merged.reductions), target)
+    again = _split(merged, _most_work(merged), target)
     return nest if isinstance(again, Refusal) else again
 
 
@@ -179,7 +190,7 @@ def _widened(nest: Nest, target: Target) -> Nest:
     if not few or not lacking or all(s.domain != whole for s in nest.stores):
         return nest
     empty = any(not nonnegative(c.extent - 1) for c in lacking)  # may have no first position
-    if empty or nest.reductions:
+    if empty or nest.reductions or nest.scans:
         return nest
     stores = tuple(
         replace(
@@ -204,7 +215,7 @@ def programs_of(nest: Nest, target: Target) -> int:
 
 def outer_axes(nest: Nest) -> tuple[Axis, ...]:
     reduces = nest.reductions
-    swept = {c for r in reduces for c in (nest.bound[a] for a in r.over)}
+    swept = {c for r in reduces for c in (nest.bound[a] for a in r.over)} | {s.over for s in nest.scans}
     shared = frozenset(nest.classes) - swept
     for s in nest.stores:
         shared &= s.domain
@@ -244,13 +255,13 @@ def _unreadable(nest: Nest) -> str | None:
         for r in direct_reductions([s.value]):
             if not nest.free(r) - outer <= s.domain:
                 return "a reduction varies over an axis its reader does not have"
-    return None
+    return cannot_scan(nest)
 
 
 def _split(nest: Nest, work: int, target: Target) -> Nest | Refusal:
     """Too few programs: share a reduced class out over programs, if one kernel plus a finish can do it."""
     reduces = nest.reductions
-    swept = [c for c in nest.classes if any(nest.sweeps(r, c) for r in reduces)]
+    swept = [c for c in nest.classes if _is_swept(nest, c)]
     roots = [r for r in reduces if r not in {x for other in reduces for x in reductions(other.inputs)}]
     swept.sort(key=lambda c: (not all(nest.sweeps(r, c) for r in roots), -estimate(c.extent)))
     found, refused = _tried(nest, swept, work, target)
@@ -261,6 +272,8 @@ def _split(nest: Nest, work: int, target: Target) -> Nest | Refusal:
 def _cannot_split(nest: Nest, axis: Axis, work: int, target: Target) -> str | None:
     """Why a class cannot be shared out: each reduction runs over it, or is one of a position of it."""
     reduces = nest.reductions
+    if nest.scans:
+        return cannot_chunk(nest, axis)
     inside = {x for r in reduces for x in reductions(r.inputs)}
     ends = [r for r in reduces if nest.sweeps(r, axis)]
     for r in reduces:

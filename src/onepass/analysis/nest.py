@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, postorder, rebind
+from ..ir.expr import Expr, Index, Load, Part, Random, Reduce, Scan, postorder, rebind
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from .access import flat_offset
-from .inline import reductions
+from .inline import reductions, scans
 
 COLUMN_ELEMENTS = 8192  # of a tile whose rows lie side by side in memory
 LINE_LANES = 32  # the least of a contiguous axis: narrower tiles share cache lines
@@ -57,6 +57,11 @@ class Nest:
     def reductions(self) -> list[Reduce]:
         """The reductions that the stores need, producers first."""
         return reductions(self.values)
+
+    @property
+    def scans(self) -> list[Scan]:
+        """The scans that the stores need, producers first; each runs over a class, in order."""
+        return scans(self.values)
 
     def with_values(self, change: Callable[[Expr], Expr]) -> Nest:
         """The nest with another value for every store."""

@@ -21,7 +21,7 @@ from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
 from ..ir.program import Buffer
 from ..ir.target import Target
 from ..ir.time import Time
-from .access import RANDOM_COST, assumed_size, estimate, storage_bytes
+from .access import RANDOM_COST, SCAN_STEPS, assumed_size, estimate, storage_bytes
 from .contraction import LEAST_TILE
 
 SECTOR, LINE = 32, 64  # bytes that memory hands out at once: to a GPU, to a core
@@ -91,6 +91,8 @@ class _Program:
                     waits += self._loop(s, times)
                 case ir.When():
                     waits += self.block(s.body, times * RARE) * RARE
+                case ir.Stage():
+                    waits += self.block(s.body, times)
                 case ir.LoadElement() | ir.LoadTile():
                     own = max(own, self.rates.load_us * (2 if _indirect(s.offset) else 1))
                     self._load(s, times)
@@ -170,9 +172,27 @@ class _Program:
                 axes, cost = self._open(s.accumulator.tiles) | self._of([s.factor]), 1.0
             case ir.Contract():
                 return self._contract(s, times)
+            case ir.Advance():
+                return self._advance(s, times)
             case _:
                 return 0.0
         return self._operate(axes, cost, times)
+
+    def _advance(self, s: ir.Advance, times: float) -> float:
+        """A scan: its own elements one after another in each thread, then threads, then all with what came before."""
+        a = s.accumulator
+        axes = self._of(s.inputs) | (self._open(a.tiles) if a is not None else frozenset())
+        if s.along is not None:
+            axes |= {s.along}
+        for v in s.parts:
+            self._define(v, axes)
+        if a is not None:
+            self.used[a.name] = self.clock
+        cost = GPU_MONOIDS.get(s.monoid, MONOIDS[s.monoid].cost)
+        if s.along is None:
+            return self._operate(axes, cost, times)
+        self.folds += 2 * times
+        return self._operate(axes, SCAN_STEPS * cost, times) + 2 * self.rates.fold_us * len(s.parts)
 
     def _contract(self, s: ir.Contract, times: float) -> float:
         left, right = (self._of([side]) for side in (s.left, s.right))

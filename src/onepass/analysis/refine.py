@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..ir.expr import Expr, Index, Load, Random, Reduce, postorder, rebind
+from ..ir.expr import Expr, Index, Load, Random, Reduce, Scan, postorder, rebind
 from ..ir.poly import Axis, Division, Poly, Quotient, product
 from ..ir.program import Buffer
+from .inline import scans
 
 
 def polys_of(values: Iterable[Expr]) -> Iterable[Poly]:
@@ -20,7 +21,7 @@ def polys_of(values: Iterable[Expr]) -> Iterable[Poly]:
         match e:
             case Load():
                 yield from e.index
-            case Index(poly=position) | Random(index=position):
+            case Index(poly=position) | Random(index=position) | Scan(at=position):
                 yield position
 
 
@@ -76,8 +77,11 @@ def refine(stores: list[Triple]) -> list[Triple]:
 
 def _split_by(stores: list[Triple], divided: Callable[[list[Triple]], dict[Axis, set[Poly]]]) -> list[Triple]:
     """Stores with axes split by the numbers that they are divided by, as long as such axes are found."""
+    found = scans(value for _, _, value in stores)
+    whole = {a for s in found for a in (s.over, s.at.axis)}  # a scan runs along one axis
     for _ in range(4):
-        splits = {a: parts for a, by in divided(stores).items() if (parts := split_axis(a, by)) is not None}
+        divisors_of = {a: by for a, by in divided(stores).items() if a not in whole}
+        splits = {a: parts for a, by in divisors_of.items() if (parts := split_axis(a, by)) is not None}
         if not splits:
             break
         stores = [_split(*s, splits) for s in stores]

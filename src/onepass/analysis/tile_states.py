@@ -30,7 +30,7 @@ def contract_tiles(stores: Iterable[Store]) -> Contraction | Refusal:
     found = nest.reductions
     products = [r for r in found if operands(r) is not None]
     reduced = [r for r in found if r not in products]
-    if not products or not reduced:
+    if not products or not reduced or nest.scans:
         return Refusal("nothing of a matrix product is reduced")
     domain = nest.free(products[0])
     leaving = tuple(s for s in nest.stores if not set(reduced).intersection(reductions([s.value])))

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ..errors import VerifyError
-from ..ir.expr import Expr, Load, Reduce, postorder, substitute_axes
+from ..ir.expr import Expr, Load, Reduce, postorder, rewrite, substitute_axes
 from ..ir.plan import Store
 from ..ir.poly import Axis, Poly, nonnegative
 from ..ir.program import Buffer
 from .access import numel
-from .inline import reductions
+from .inline import reductions, scans
 from .nest import Nest, NestStore
 from .refine import Triple, refine
+from .scans import upright
 
 
 def unify(stores: Iterable[Store], turned: bool = True) -> Nest:
@@ -27,12 +28,18 @@ def unify(stores: Iterable[Store], turned: bool = True) -> Nest:
 @lru_cache(maxsize=256)  # legality, price and building ask for the same nest
 def _unified(stores: tuple[Store, ...], turned: bool) -> Nest:
     refined = _refined(stores)
-    reduces = reductions(v for _, _, v in refined)
-    classes = _Classes({a for r in reduces for a in r.over})
+    reduces, scanned = reductions(v for _, _, v in refined), scans(v for _, _, v in refined)
+    classes = _Classes({a for r in reduces for a in r.over}, {s.over for s in scanned})
     for axes, _, _ in refined:
         classes.add_domain(a for a in axes if a.extent.constant != 1)
     for r in reduces:
         classes.add_domain(r.axes | frozenset(r.over))
+    for s in scanned:
+        classes.add_domain({s.over, *(a for i in s.inputs for a in i.axes)})
+        classes.add_domain(s.axes)
+    for s in scanned:
+        if s.at.axis is not None:
+            classes.unify(s.over, s.at.axis)
     pairs = list(_pairs([v for _, _, v in refined]))
     starts = {load: _start(load) for pair in pairs for load in pair}
     # Loads that start elsewhere (keys and queries in one buffer) come after loads that start at the same place.
@@ -54,8 +61,9 @@ class _Classes:
     A class may be wider than some of its members: such a member sits at class position - offset.
     """
 
-    def __init__(self, bound: set[Axis]) -> None:
+    def __init__(self, bound: set[Axis], scanned: set[Axis]) -> None:
         self.bound = bound
+        self.whole = bound | scanned  # which are no regions of others
         self.parent: dict[Axis, Axis] = {}
         self.members: dict[Axis, list[Axis]] = {}
         self.conflicts: dict[Axis, set[Axis]] = {}
@@ -95,7 +103,7 @@ class _Classes:
 
     def embed(self, a: Axis, b: Axis, shift: Poly) -> None:
         """b + shift = a: the smaller axis becomes a region of the larger, if it can."""
-        if not self.can_unify(a, b) or a in self.bound or b in self.bound:
+        if not self.can_unify(a, b) or a in self.whole or b in self.whole:
             return
         if nonnegative(b.extent - a.extent):
             a, b, shift = b, a, -shift
@@ -107,7 +115,7 @@ class _Classes:
     def _embed(self, a: Axis, b: Axis, offset: Poly) -> None:
         """The class of `b` becomes the region of `a`'s class that starts at `offset`."""
         members = self.members[self.find(b)]
-        if any(m in self.offset or m in self.bound for m in members):
+        if any(m in self.offset or m in self.whole for m in members):
             return
         self.offset |= dict.fromkeys(members, offset)
         self._join(a, b)
@@ -122,7 +130,7 @@ class _Classes:
 def _refined(stores: tuple[Store, ...]) -> list[Triple]:
     triples: list[Triple] = []
     for k, s in enumerate(stores):
-        axes, value = s.axes, s.value
+        axes, value = s.axes, upright(s.value)
         if len(stores) > 1:  # the same name in two stores need not mean the same axis
             axes = tuple(Axis(f"{a.name}@{k}", a.extent) for a in axes)
             value = substitute_axes(value, {a: b.poly() for a, b in zip(s.axes, axes, strict=True)})
@@ -216,7 +224,7 @@ def _renamed(stores: tuple[Store, ...], refined: list[Triple], classes: _Classes
             NestStore(
                 s.buffer,
                 tuple(p.substitute(mapping) for p in index),
-                substitute_axes(value, mapping),
+                rewrite(value, lambda e: None, mapping),  # the axes that scans run along, too
                 frozenset(map(class_of, own)),
                 tuple((class_of(a), offset[a], offset[a] + a.extent) for a in own if a in offset),
             )

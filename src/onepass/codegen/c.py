@@ -156,7 +156,7 @@ class _Emitter(Emitter):
         name, lanes = s.axis.name, s.lanes
         assert s.lane is not None
         lane, at, end = s.lane.name, f"{name}_at", f"{name}_end"
-        by_lane = [x.accumulator for x in s.body if isinstance(x, ir.Accumulate) and _by_lane(x, s)]
+        by_lane = [x.accumulator for x in s.statements if isinstance(x, ir.Accumulate) and _by_lane(x, s)]
         long_sums = [a for a in by_lane if a.compensated]
         with self.braces(""):
             self.line(f"int64_t {at} = 0;")
@@ -186,22 +186,28 @@ class _Emitter(Emitter):
         at = f"{s.axis.name}_at"
         with self.braces(f"for (; {at} + {s.lanes} <= {stop}; {at} += {s.lanes})"):
             self.block(s.prologue)
-            self.simd(s)
             self.lanes(s, f"{s.lane.name} < {s.lanes}", whole=True)
             start = {s.axis: Symbol(at).poly()}
-            for store in s.body:
+            for store in s.statements:
                 if isinstance(store, ir.StoreElement) and store.staged is not None:
                     place = f"{self.pointers[store.buffer]} + {self.poly(store.offset.substitute(start))}"
                     size, touched = s.lanes * store.buffer.dtype.bytes, f"{self.pointers[store.buffer]}_touched"
                     self.line(f"op_stream({place}, {store.staged.name}, {size}, {touched});")
 
     def lanes(self, s: ir.Loop, condition: str, whole: bool) -> None:
-        """The loop over the lanes of a strip: of a whole tile, or of the tail."""
+        """The loop over the lanes of a strip: of a whole tile, or of the tail; one for each stage."""
+        for stage in s.body if isinstance(s.body[0], ir.Stage) else (ir.Stage(s.body),):
+            assert isinstance(stage, ir.Stage)
+            if whole and not stage.in_turn:
+                self.simd(s)
+            self.stage(s, stage, condition, whole)
+
+    def stage(self, s: ir.Loop, stage: ir.Stage, condition: str, whole: bool) -> None:
         assert s.lane is not None
         lane = s.lane.name
         with self.braces(f"for (int64_t {lane} = 0; {condition}; ++{lane})"):
             self.line(f"const int64_t {s.axis.name} = {s.axis.name}_at + {lane};")
-            for x in s.body:
+            for x in stage.body:
                 if isinstance(x, ir.Accumulate):
                     self.visit_Accumulate(x, s, whole)
                 elif whole and isinstance(x, ir.StoreElement) and x.staged is not None:
@@ -246,6 +252,14 @@ class _Emitter(Emitter):
             self.line(c_combine(base, held, values, a.dtypes))
         else:
             self.line(c_accumulate(base, held, values, a.dtypes, self.reciprocal(s)))
+
+    def visit_Advance(self, s: ir.Advance) -> None:
+        a = s.accumulator
+        assert a is not None
+        held = self.parts(a, self.poly(s.lane))
+        self.line(c_accumulate(a.monoid, held, [self.operand(v) for v in s.inputs], a.dtypes))
+        for var, text in zip(s.parts, held, strict=True):
+            self.define(var, text)
 
     def reciprocal(self, s: ir.Accumulate) -> str | None:
         """1 / (count + 1) of a Welford state, where the position says it."""

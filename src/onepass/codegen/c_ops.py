@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from ..ir.dtypes import DType
 from ..ir.expr import Const
 from ..ir.ops import CHECKED, OPS
-from .scalars import BIT_OPERATORS, INTEGER_DIVISIONS, Scalars, Templates, by_type, identities, infix, suffix
+from ..ir.states import identities
+from .scalars import BIT_OPERATORS, INTEGER_DIVISIONS, Scalars, Templates, by_type, infix, suffix
 
 _TYPES = {
     DType.F64: "double", DType.F32: "float", DType.F16: "uint16_t", DType.BF16: "uint16_t",
@@ -167,6 +168,10 @@ def c_accumulate(
     if monoid == "welford":
         function, given = ("", "") if reciprocal is None else ("_scaled", f", {reciprocal}")
         return f"op_welford{function}_{_float_suffix(dtypes[0])}({_pointers(acc)}, {inputs[0]}{given});"
+    if monoid == "logsumexp":
+        return f"op_logsumexp_{suffix(dtypes[0])}({_pointers(acc)}, {inputs[0]});"
+    if monoid == "linear":
+        return f"{acc[1]} = {inputs[0]} * {acc[1]} + {inputs[1]}; {acc[0]} = {acc[0]} * {inputs[0]};"
     if monoid in ("any", "all"):
         return c_combine(monoid, acc, [f"({inputs[0]} != 0)"], dtypes)
     return c_combine(monoid, acc, inputs, dtypes)

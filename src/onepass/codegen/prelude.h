@@ -395,6 +395,17 @@ OP int32_t op_cast_f64_i32(double x) {
     *mean = *count == 0 ? mean_b : *mean + delta * share;                                         \
     *count = total;                                                                               \
   }
+/* One more element of a sum of exponentials, divided by that of its maximum. */
+#define OP_LOGSUMEXP(T, t)                                                                        \
+  OP void op_logsumexp_##t(T *top, T *total, T x) {                                               \
+    T most = op_maximum_##t(x, *top);                                                             \
+    T old = *top == most ? (T)1 : op_exp_##t(*top - most);                                        \
+    *total = *total * old + (x == most ? (T)1 : op_exp_##t(x - most));                            \
+    *top = most;                                                                                  \
+  }
+OP_LOGSUMEXP(float, f32)
+OP_LOGSUMEXP(double, f64)
+
 OP_WELFORD(float, f32)
 OP_WELFORD(double, f64)
 

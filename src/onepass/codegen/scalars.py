@@ -6,12 +6,10 @@ and `{suffix}` are the language's names of the operands' type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const, const
-from ..ir.monoids import identity
 
 Templates = dict[str, str]
 
@@ -88,15 +86,3 @@ class Scalars:
 def suffix(dtype: DType) -> str:
     """How names of functions end: f32, bf16, i64, u8."""
     return dtype.name.lower()
-
-
-def identities(monoid: str, dtypes: Iterable[DType]) -> list[Const]:
-    """The state nothing has entered yet, one literal per part (`dtypes` are the parts')."""
-    first = next(iter(dtypes))
-    neutral = const(identity(monoid, first), first)
-    match monoid:
-        case "welford" | "welford_merge":
-            return [neutral] * 3
-        case "argmax" | "argmin":
-            return [neutral, const((1 << 63) - 1, DType.I64)]  # loses every tie, so an equal first element enters
-    return [neutral]

@@ -17,8 +17,9 @@ from ..ir.expr import Const, const
 from ..ir.ops import CHECKED
 from ..ir.poly import Axis, Poly, in_range, product
 from ..ir.source import MULTIPLE, KernelSource, Matrix
+from ..ir.states import identities
 from .emitter import bare, header, operand_dtype
-from .scalars import COMPARISONS, identities
+from .scalars import COMPARISONS
 from .triton_ops import signature_type, triton_fold, triton_join, triton_number, triton_pointwise, triton_type
 from .triton_products import ProductEmitter
 from .triton_text import NO_AXES, OpenTile
@@ -224,7 +225,7 @@ class TritonEmitter(ProductEmitter):
         if short:
             neutral[1] = const((1 << 31) - 1, DType.I32)
         beside = self.dims_of(*inputs) or NO_AXES if len(inputs) > 1 else NO_AXES
-        values = [self.masked(v, n, axes, beside) for v, n in zip(inputs, neutral, strict=True)]
+        values = [self.masked(v, n, axes, beside) for v, n in zip(inputs, neutral, strict=False)]
         return [values[0], f"{values[1]}.to(tl.int32)"] if short else values
 
     def visit_Accumulate(self, s: ir.Accumulate) -> None:
@@ -244,6 +245,35 @@ class TritonEmitter(ProductEmitter):
         values = self.entering(a.monoid, a.dtypes, s.inputs, axes, bool(folded))
         values = self.folded([f"{name}_new" for name in self.parts(a)], a.monoid, values, folded)
         self.line(f"{', '.join(self.parts(a))} = {triton_join(a.monoid, self.parts(a), values, a.dtypes[0])}")
+
+    def visit_Advance(self, s: ir.Advance) -> None:
+        a, names = s.accumulator, [v.name for v in s.parts]
+        dims = self.dims_of(*s.inputs) or NO_AXES
+        states = self.parts(a) if a is not None else []
+        if a is not None:
+            dims |= {x.name for x in a.tiles}
+        if s.along is None:
+            values = [self.operand(v) for v in s.inputs] + ["1.0"] * (s.monoid == "logsumexp")
+            self.line(f"{', '.join(states)} = {triton_join(s.monoid, states, values, s.parts[0].dtype)}")
+            self.line(f"{', '.join(names)} = {', '.join(states)}")
+        else:
+            dims |= {s.along.name}
+            self.scanned(s, s.along, states)
+        self.dims |= dict.fromkeys(names, dims)
+
+    def scanned(self, s: ir.Advance, along: Axis, states: list[str]) -> None:
+        """The states along a tile, after those before it; the last of them goes on."""
+        names, dtypes, dim = [v.name for v in s.parts], [v.dtype for v in s.parts], self.dim_of(along)
+        tile = [f"{n}_tile" for n in names] if states else names
+        values = self.entering(s.monoid, dtypes, s.inputs, (along,), folded=True)
+        self.line(f"{', '.join(tile)} = op_scan_{s.monoid}({', '.join(values)}, {dim}, {s.reverse})")
+        if s.monoid in ("argmax", "argmin"):
+            self.line(f"{tile[1]} = {tile[1]}.to(tl.int64)")
+        if states:
+            self.line(f"{', '.join(names)} = {triton_join(s.monoid, states, tile, dtypes[0])}")
+            last = f"{along.name} == {0 if s.reverse else self.tiles[along.name].lanes - 1}"
+            for state, name in zip(states, names, strict=True):
+                self.line(f"{state} = op_single_of({name}, {last}, {dim})")
 
     def welford(self, value: ir.Operand, axes: tuple[Axis, ...], name: str) -> list[str]:
         """Mean, sum of squared distances and count of the lanes that count, in two passes over the held tile."""

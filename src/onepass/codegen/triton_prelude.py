@@ -305,6 +305,64 @@ def op_fold_argmin(value, index, axis: tl.constexpr):
     return least, op_fold_first(value, index, least, axis)
 
 
+def op_join_logsumexp(top, total, x, terms):
+    """Sums of exponentials, each divided by that of its maximum."""
+    most = op_maximum(x, top)
+    old = tl.where(top == most, 1.0, op_exp(top - most))
+    new = tl.where(x == most, 1.0, op_exp(x - most))
+    return most, (total * old + terms * new).to(total.dtype)
+
+
+def op_join_linear(a, b, c, d):
+    """h -> c * (a * h + b) + d"""
+    return a * c, b * c + d
+
+
+def op_scan_sum(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Sums up to each element along one axis."""
+    return tl.associative_scan(x, axis, op_join_sum, reverse=reverse)
+
+
+def op_scan_prod(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Products up to each element."""
+    return tl.associative_scan(x, axis, op_join_prod, reverse=reverse)
+
+
+def op_scan_max(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """The largest up to each element; a NaN wins."""
+    return tl.associative_scan(x, axis, op_maximum, reverse=reverse)
+
+
+def op_scan_min(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """The smallest up to each element; a NaN wins."""
+    return tl.associative_scan(x, axis, op_minimum, reverse=reverse)
+
+
+def op_scan_argmax(value, index, axis: tl.constexpr, reverse: tl.constexpr):
+    """The largest up to each element and where it is."""
+    return tl.associative_scan((value, index), axis, op_join_argmax, reverse=reverse)
+
+
+def op_scan_argmin(value, index, axis: tl.constexpr, reverse: tl.constexpr):
+    """The smallest up to each element and where it is."""
+    return tl.associative_scan((value, index), axis, op_join_argmin, reverse=reverse)
+
+
+def op_scan_logsumexp(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Sums of exponentials up to each element."""
+    return tl.associative_scan((x, tl.full(x.shape, 1.0, x.dtype)), axis, op_join_logsumexp, reverse=reverse)
+
+
+def op_scan_linear(a, b, axis: tl.constexpr, reverse: tl.constexpr):
+    """Linear maps up to each element, the first applied first."""
+    return tl.associative_scan((a, b), axis, op_join_linear, reverse=reverse)
+
+
+def op_single_of(x, chosen, axis: tl.constexpr):
+    """The one element along an axis that is chosen; the axis stays with extent 1."""
+    return op_fold_sum(tl.where(chosen, x, 0), axis).to(x.dtype)
+
+
 def op_step_welford(mean, m2, count, x, inside):
     """One more value for each state, where `inside` is 1."""
     count += inside

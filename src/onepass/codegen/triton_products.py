@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..ir.dtypes import DType
 from ..ir.kernel import Contract, LoadElement, LoadTile, Operand, Share, StoreElement, StoreTile, Var
 from ..ir.poly import Poly
+from ..ir.states import identities
 from .emitter import bare, operand_dtype
-from .scalars import identities
 from .triton_ops import MATRIX_TYPES, triton_type
 from .triton_text import NO_AXES, TileEmitter
 

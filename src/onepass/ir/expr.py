@@ -1,9 +1,10 @@
 """Scalar expressions over axes: what one element of a buffer is.
 
 Nodes are interned (equal means identical) and know their dtype and free axes. A reduction binds its
-axes; `Part` takes one component of its state.
+axes, a scan the axis it runs along; `Part` takes one component of their state.
 
     softmax's denominator:  Part(Reduce("sum", (exp(Load(x, (i, k)) - m),), (k,)), 0)
+    cumsum at (i, j):       Part(Scan("sum", (Load(x, (i, k)),), k, j), 0)
 """
 
 from __future__ import annotations
@@ -158,12 +159,36 @@ class Reduce(Expr):
         return part_dtypes(self.monoid, tuple(i.dtype for i in self.inputs))
 
 
+class Scan(Expr):
+    """Combine `inputs` over the positions of `over` (bound here) up to `at`; from the last down to it if `reverse`.
+
+    In a nest `over` is the class that `at` is a position of: inputs and state are those of one position of a sweep.
+    """
+
+    __slots__ = ("at", "inputs", "monoid", "over", "reverse")
+
+    def __init__(self, monoid: str, inputs: tuple[Expr, ...], over: Axis, at: Poly, reverse: bool = False) -> None:
+        assert len(inputs) == MONOIDS[monoid].inputs
+        self.monoid, self.inputs, self.over, self.at, self.reverse = monoid, inputs, over, at, reverse
+        axes = (_union(i.axes for i in inputs) - {over}) | at.axes
+        self._set(inputs[0].dtype, axes, (*inputs, *_indices((at,))), digest(monoid), over.form, at.form, reverse)
+
+    @property
+    def part_dtypes(self) -> tuple[DType, ...]:
+        return part_dtypes(self.monoid, tuple(i.dtype for i in self.inputs))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is read at the position that its inputs are of."""
+        return self.at.axis is self.over
+
+
 class Part(Expr):
-    """One component of a reduction's state."""
+    """One component of the state of a reduction or a scan."""
 
     __slots__ = ("index", "source")
 
-    def __init__(self, source: Reduce, index: int) -> None:
+    def __init__(self, source: Reduce | Scan, index: int) -> None:
         self.source, self.index = source, index
         self._set(source.part_dtypes[index], source.axes, (source,), index)
 
@@ -381,6 +406,10 @@ def rebuild(node: Expr, get: Callable[[Expr], Expr], index: Callable[[Poly], Pol
         case Reduce():
             inputs = tuple([get(i) for i in node.inputs])
             return node if inputs == node.inputs else Reduce(node.monoid, inputs, node.over)
+        case Scan():
+            inputs = tuple([get(i) for i in node.inputs])
+            over = index(node.over.poly()).axis or node.over
+            return Scan(node.monoid, inputs, over, index(node.at), node.reverse)
         case Part():
             source: Any = get(node.source)
             return Part(source, node.index)
@@ -457,7 +486,7 @@ def rendered(root: Expr) -> tuple[list[str], str]:
     lines: list[str] = []
     for node in postorder([root]):
         text = _text(node, texts)
-        if uses[node] > 1 and not isinstance(node, Const | Index | Load | Reduce):
+        if uses[node] > 1 and not isinstance(node, Const | Index | Load | Reduce | Scan):
             name = f"v{len(lines)}"
             lines.append(f"{name} = {text}")
             text = name
@@ -483,6 +512,10 @@ def _text(node: Expr, texts: dict[Expr, str]) -> str:
         case Reduce():
             over = ", ".join(f"{a.name}:{a.extent}" for a in node.over)
             return f"{node.monoid}[{over}]({', '.join(texts[i] for i in node.inputs)})"
+        case Scan():
+            between = f"{node.over.name}:{node.over.extent}, {'from' if node.reverse else 'to'} "
+            between += _poly_text(node.at, texts)
+            return f"{node.monoid}[{between}]({', '.join(texts[i] for i in node.inputs)})"
         case Part():
             single = len(node.source.part_dtypes) == 1
             return texts[node.source] if single else f"{texts[node.source]}.{node.index}"

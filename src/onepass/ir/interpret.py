@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .dtypes import DType
-from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, postorder
+from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, Scan, postorder
 from .monoids import identity
 from .ops import CASTS
 from .poly import Atom, Axis, Poly, Symbol
@@ -92,7 +92,8 @@ def evaluate(
     root: Expr, axes: Sequence[Axis], buffers: Mapping[Buffer, Tensor], sizes: Sizes, *, double: bool = False
 ) -> Tensor:
     """The value at every point of `axes`; `double` computes every float in float64."""
-    bound = (a for node in postorder([root]) if isinstance(node, Reduce) for a in node.over)
+    bound = [a for node in postorder([root]) if isinstance(node, Reduce) for a in node.over]
+    bound += [node.over for node in postorder([root]) if isinstance(node, Scan)]
     every = tuple(dict.fromkeys((*axes, *bound)))
     evaluator = _Evaluator(every, buffers, sizes, double)
     for node in postorder([root]):
@@ -133,6 +134,8 @@ class _Evaluator:
                 return philox(self.memo[node.seed], self.poly(node.index), node.stream)
             case Reduce():
                 return self.reduce(node)
+            case Scan():
+                return self.scan(node)
             case Part():
                 return self.memo[node.source][node.index]
         raise AssertionError(type(node))
@@ -200,6 +203,50 @@ class _Evaluator:
                 count = math.prod(x.shape[d] for d in dims)
                 return mean, squares, torch.full_like(mean, count)
         raise AssertionError(monoid)
+
+    # scans
+
+    def scan(self, node: Scan) -> tuple[Tensor, ...]:
+        """Position by position; then each part is read where the scan is."""
+        dim = self.axes.index(node.over)
+        inputs = torch.broadcast_tensors(*(self.memo[i] for i in node.inputs))
+        shape = [self.extents[dim] if k == dim else n for k, n in enumerate(inputs[0].shape)]
+        order = range(shape[dim])[:: -1 if node.reverse else 1]
+        state: tuple[Tensor, ...] | None = None
+        found: dict[int, tuple[Tensor, ...]] = {}
+        for k in order:
+            element = tuple(x.expand(shape).narrow(dim, k, 1) for x in inputs)
+            element = (*element, torch.ones_like(element[0])) if node.monoid == "logsumexp" else element
+            state = found[k] = element if state is None else _JOINS[node.monoid](state, element)
+        if not found:
+            return self.empty(Reduce(node.monoid, node.inputs, (node.over,)), inputs[0].expand(shape), [])
+        parts = [torch.cat([found[k][part] for k in sorted(found)], dim) for part in range(len(node.part_dtypes))]
+        parts = [p.to(self.dtype(d)) for p, d in zip(parts, node.part_dtypes, strict=True)]
+        return tuple(parts if node.is_open else [torch.take_along_dim(p, self.poly(node.at), dim) for p in parts])
+
+
+def _logsumexp(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    top = torch.maximum(a[0], b[0])
+    terms = [s * torch.where(m == top, 1.0, torch.exp(m - top)) for m, s in (a, b)]
+    return top, terms[0] + terms[1]
+
+
+def _joined_extreme(monoid: str, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    values, index = (torch.stack(pair) for pair in zip(a, b, strict=True))
+    value, position = _extreme(monoid, values, index, [0])
+    return value[0], position[0]
+
+
+_JOINS: dict[str, Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]] = {
+    "sum": lambda a, b: (a[0] + b[0],),
+    "prod": lambda a, b: (a[0] * b[0],),
+    "max": lambda a, b: (torch.maximum(a[0], b[0]),),
+    "min": lambda a, b: (torch.minimum(a[0], b[0]),),
+    "argmax": partial(_joined_extreme, "argmax"),
+    "argmin": partial(_joined_extreme, "argmin"),
+    "logsumexp": _logsumexp,
+    "linear": lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]),
+}
 
 
 def _extreme(monoid: str, x: Tensor, index: Tensor, dims: list[int]) -> tuple[Tensor, ...]:

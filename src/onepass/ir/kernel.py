@@ -237,6 +237,34 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
+class Advance:
+    """parts = the state of a scan after another element; over a tile axis `along`, after each of its elements.
+
+    What came before is in the accumulator, which moves on; None: the tile has all elements. `reverse`: its last is
+    the first.
+    """
+
+    monoid: str
+    inputs: tuple[Operand, ...]
+    parts: tuple[Var, ...]
+    accumulator: Accumulator | None = None
+    lane: Poly = Poly.ZERO
+    along: Axis | None = None
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Of a strip that has nothing else in its body: its lanes do this when all of them have done what stands before it.
+
+    `in_turn`: one after another.
+    """
+
+    body: tuple[Statement, ...]
+    in_turn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Contract:
     """accumulator += left @ right, or var = left @ right: the first tile's columns against the second's rows.
 
@@ -297,6 +325,11 @@ class Loop:
     ordered: bool = False  # of a tile or strip: its lanes enter one state, so they take turns
     origins: tuple[FirstElement, ...] = ()  # of a strip: taken before it runs, where no strip before it had elements
 
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """What a lane does, its stages one after another."""
+        return tuple(x for s in self.body for x in (s.body if isinstance(s, Stage) else (s,)))
+
     def ahead(self, stages: int) -> int:
         """Loads in flight, of as many as a kernel asks for: a loop of few steps leaves shared memory to the others."""
         return min(stages, 2) if self.seldom else stages
@@ -351,7 +384,8 @@ class Share:
 
 Statement: TypeAlias = (
     Let | LoadElement | LoadTile | StoreTile | StoreElement | RandomWord | FillRandom | ReadLocal | WriteLocal
-    | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold | Share | Barrier
+    | Start | Accumulate | Finish | Rescale | Contract | Loop | Bind | When | Tile | Fold | Share | Barrier | Advance
+    | Stage
 )  # fmt: skip
 
 
@@ -456,7 +490,7 @@ def walk(body: tuple[Statement, ...]) -> list[Statement]:
         found.append(statement)
         if isinstance(statement, Loop):
             found += walk(statement.prologue)
-        if isinstance(statement, Loop | When | Share):
+        if isinstance(statement, Loop | When | Share | Stage):
             found += walk(statement.body)
     return found
 
@@ -467,7 +501,7 @@ def rewritten(body: tuple[Statement, ...], change: Callable[[Statement], Stateme
     def inside(s: Statement) -> Statement:
         if isinstance(s, Loop):
             s = replace(s, body=rewritten(s.body, change), prologue=rewritten(s.prologue, change))
-        elif isinstance(s, When | Share):
+        elif isinstance(s, When | Share | Stage):
             s = replace(s, body=rewritten(s.body, change))
         return change(s)
 
@@ -496,7 +530,7 @@ def names(operands: Iterable[Operand]) -> set[str]:
 
 def defined(s: Statement) -> tuple[Var, ...]:
     """The variables that a statement gives a value."""
-    if isinstance(s, Finish | Fold):
+    if isinstance(s, Finish | Fold | Advance):
         return s.parts
     variable: Var | None = getattr(s, "var", None)
     into_state = isinstance(s, Contract) and s.accumulator is not None

@@ -2,7 +2,8 @@
 
 `welford` takes (value,) and keeps (mean, m2, count); its sum of squares is merged by Chan's rule,
 never E[x^2] - E[x]^2. `argmax`/`argmin` take (value, index) and keep eager's order: NaN first, then
-the extreme, ties to the lower index.
+the extreme, ties to the lower index. `logsumexp` takes (value,) and keeps (maximum, sum of exp(value - maximum)).
+`linear` composes maps h -> a * h + b, the first applied first: its order matters, so only scans have it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ MONOIDS: dict[str, Monoid] = {
         Monoid("argmax", 2, 2, 3.0),
         Monoid("argmin", 2, 2, 3.0),
         Monoid("welford", 1, 3, 6.0),
+        Monoid("logsumexp", 1, 2, 16.0),
+        Monoid("linear", 2, 2, 2.0),
         Monoid("welford_merge", 3, 3, 8.0),  # elements are states already: finishing a split
     )
 }
@@ -42,17 +45,19 @@ def part_dtypes(monoid: str, inputs: tuple[DType, ...]) -> tuple[DType, ...]:
             return (inputs[0], DType.I64)
         case "welford":
             return (inputs[0], inputs[0], inputs[0])
+        case "logsumexp":
+            return (inputs[0], inputs[0])
         case "any" | "all":
             return (DType.BOOL,)
     return inputs
 
 
-_IDENTITIES = {"sum": 0, "prod": 1, "any": False, "all": True, "welford": 0, "welford_merge": 0}
+_IDENTITIES = {"sum": 0, "prod": 1, "linear": 1, "any": False, "all": True, "welford": 0, "welford_merge": 0}
 
 
 def identity(monoid: str, dtype: DType) -> float | int | bool:
     """The identity of the first part (min/max of integers: the type's bound)."""
-    if monoid in ("max", "argmax"):
+    if monoid in ("max", "argmax", "logsumexp"):
         return lowest(dtype)
     if monoid in ("min", "argmin"):
         return highest(dtype)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from .callables import callable_name
-from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, postorder
+from .expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, Scan, postorder
 from .plan import Store
 from .poly import PLACE, Atom, Axis, Division, Poly, Symbol
 from .program import Argument, Buffer, Define, Extern, Program, View
@@ -115,6 +115,8 @@ def _own(e: Expr, number: Callable[[Buffer], int], say: Say) -> str:
             return f"{kind} {e.op}"
         case Reduce():
             return f"{kind} {e.monoid} {_axes(e.over)}"
+        case Scan():
+            return f"{kind} {e.monoid} {_axes([e.over])} {_polys([e.at], say)} {e.reverse}"
         case Part():
             return f"{kind} {e.index}"
         case Random():

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ..errors import VerifyError
 from . import kernel as k
 from .dtypes import DType
-from .expr import Expr, Index, Load, Part, Pointwise, Random, Reduce, postorder
+from .expr import Expr, Index, Load, Part, Pointwise, Random, Reduce, Scan, postorder
 from .kernel import Kernel, Var
 from .ops import OPS
 from .plan import FusionPlan, Group
@@ -70,7 +70,7 @@ def _verify_define(statement: Define, known: set[object]) -> None:
         root = root.args[0]
     at_root = root.source if isinstance(root, Part) else None
     for node in postorder([value]):
-        assert not isinstance(node, Reduce) or node is at_root, "a reduction below the root"
+        assert not isinstance(node, Reduce | Scan) or node is at_root, "a reduction or a scan below the root"
         _verify_node(node, known)
 
 
@@ -89,6 +89,10 @@ def _verify_node(node: Expr, known: set[object]) -> None:
         case Reduce():
             assert node.over, "a reduction over nothing"
             assert all(a.extent is not Poly.ONE for a in node.over), "an axis of extent 1"
+        case Scan():
+            assert node.over.extent is not Poly.ONE, "an axis of extent 1"
+            assert not node.is_open, "a scan that is read along its own axis"
+            _verify_poly(node.at, known)
         case Pointwise():
             _verify_pointwise(node)
 
@@ -166,6 +170,7 @@ def _verify_block(kernel: Kernel, body: tuple[k.Statement, ...], outer: _Scope) 
     scope = _Scope(set(outer.names), set(outer.accumulators))
     for s in body:
         folded = s.summed if isinstance(s, k.Contract) else s.over if isinstance(s, k.Fold) else ()
+        folded = (s.along,) if isinstance(s, k.Advance) and s.along is not None else folded
         for operand in (*k.reads(s), *(axis.poly() for axis in folded)):
             if isinstance(operand, Poly):
                 _use_poly(kernel, operand, scope, s)
@@ -186,11 +191,11 @@ def _verify_kernel_statement(kernel: Kernel, s: k.Statement, scope: _Scope) -> N
             _parameter(kernel, s.buffer, kernel.writes)
         case k.Start():
             scope.accumulators.add(s.accumulator.name)
-        case k.Accumulate() | k.Finish() | k.Rescale() | k.Contract() if s.accumulator is not None:
+        case k.Accumulate() | k.Finish() | k.Rescale() | k.Contract() | k.Advance() if s.accumulator is not None:
             _started(kernel, s.accumulator.name, scope)
         case k.Tile() | k.Bind():
             scope.names.add(s.axis.name)
-        case k.When():
+        case k.When() | k.Stage():
             _verify_block(kernel, s.body, scope)
         case k.Loop():
             _verify_loop(kernel, s, scope)

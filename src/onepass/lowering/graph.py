@@ -22,7 +22,7 @@ from ..ir.callables import graph_constant
 from ..ir.expr import Expr, literal
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, held, leaves
-from . import activations, creation, indexing, movement, pointwise, pooling, random, reductions, views
+from . import activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
@@ -33,12 +33,12 @@ from .reasons import is_ordered, why_library
 from .reductions import share_welford
 from .registry import RULES, Unsupported, supported
 from .strides import eager_strides
-from .torch_private import OpOverload, folded_value, storage_key
+from .torch_private import HigherOrderOperator, OpOverload, folded_value, storage_key
 from .values import HostNumber, Ref, TensorMeta, axes_of, whole
 
 aten = torch.ops.aten
 # The modules that register rules, imported for that alone.
-RULE_MODULES = (activations, creation, indexing, movement, pointwise, pooling, random, reductions, views)
+RULE_MODULES = (activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views)
 
 
 def lower_graph(
@@ -393,6 +393,8 @@ def normalise(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     left = dict(kwargs)
     positional = list(args)
     named: dict[str, Any] = {}
+    if isinstance(target, HigherOrderOperator):
+        return positional, left
     for number, argument in enumerate(target._schema.arguments):
         if argument.kwarg_only:
             named[argument.name] = left.pop(argument.name, argument.default_value)

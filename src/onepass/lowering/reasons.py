@@ -20,7 +20,6 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"^_fft|^fft_", "a Fourier transform goes to the library"),
     (r"^(sort|argsort|topk|kthvalue|median|nanmedian|mode|msort|unique.*|_unique.*|searchsorted|bucketize|histc)$",
      "sorting and searching go to the library"),
-    (r"^(cumsum|cumprod|cummax|cummin|logcumsumexp|_cummax_helper|_cummin_helper)$", "a scan goes to the library"),
     (r"scatter|index_add|index_copy|index_put|index_fill|index_reduce|put|embedding_dense_backward|embedding_bag",
      "a scatter to indices that are data goes to the library"),
     (r"^(nonzero.*|masked_select|_local_scalar_dense|item|bincount|repeat_interleave)$", "its result depends on data"),

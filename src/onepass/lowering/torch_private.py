@@ -11,6 +11,7 @@ import torch
 import torch._inductor.inductor_prims  # registers prims.fma
 from torch import _decomp
 from torch._C import DispatchKey
+from torch._higher_order_ops.associative_scan import associative_scan_op as associative_scan_op
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._prims_common import suggest_memory_format as suggest_memory_format

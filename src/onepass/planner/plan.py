@@ -11,7 +11,7 @@ import heapq
 import itertools
 
 from ..analysis.access import numel, storage_bytes, work_of
-from ..analysis.inline import loads_of, reductions
+from ..analysis.inline import is_pointwise, loads_of, reductions
 from ..analysis.nest import Refusal
 from ..ir.expr import Load, postorder
 from ..ir.plan import Decision, FusionPlan, Group, Store
@@ -68,7 +68,7 @@ class Planner(PricedGroups):
             number = self.graph.node_of[buffer]
             if user not in self.graph.members or user == number or user in self.locked or number in self.locked:
                 continue
-            if any(reductions([d.value]) for d in self.graph.members[number]):
+            if not all(is_pointwise(d.value) for d in self.graph.members[number]):
                 continue
             size = sizes.get(number, 1) + sizes.get(user, 1)
             if size > (limit := self.most_members(number, user)):

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ..analysis.access import load_bytes, numel, storage_bytes, work_of
 from ..analysis.contraction import MOST_HELD
-from ..analysis.inline import loaded, loads_of, reductions
+from ..analysis.inline import is_pointwise, loaded, loads_of, reductions
 from ..analysis.reach import in_order, reached
 from ..ir.expr import Expr, Load, Pointwise, postorder
 from ..ir.ops import CASTS
@@ -101,7 +101,7 @@ class Reading:
 
     def is_point_wise(self, define: Define) -> bool:
         made = define.buffer in self.product_of or define in self.calls
-        return not made and not reductions([define.value])
+        return not made and is_pointwise(define.value)
 
     def chain(self, define: Define) -> dict[Define, None]:
         """A point-wise value and those it is made of, back to what must be read."""
@@ -155,7 +155,7 @@ class Reading:
             if len(set(users)) != 1 or users[0] in self.taken or users[0].buffer in self.product_of:
                 break
             (current, *_) = users
-            if reductions([current.value]) or numel(current.axes) != numel(last.axes):
+            if not is_pointwise(current.value) or numel(current.axes) != numel(last.axes):
                 break
             chain.append(current)
         return [tuple(chain[:k]) for k in range(len(chain), -1, -1)]

@@ -7,7 +7,7 @@ instead, which is small. Both ways are priced and the cheaper one stays.
 from __future__ import annotations
 
 from ..analysis.access import loads_bytes, storage_bytes
-from ..analysis.inline import loads_of, reductions
+from ..analysis.inline import is_pointwise, loads_of
 from ..analysis.reach import reached
 from ..ir.plan import Decision
 from ..ir.program import Buffer, Define
@@ -32,7 +32,7 @@ def recompute(groups: PricedGroups) -> bool:
         users = sorted(u for u in graph.consumers.get(define.buffer, set()) if u != number)
         if not users or len(users) > MOST_READERS or any(u not in graph.members or u in groups.locked for u in users):
             continue
-        if not reductions([define.value]):
+        if is_pointwise(define.value):
             done |= _try(groups, define, number, users)
     return done
 
@@ -42,7 +42,7 @@ def _chain(groups: PricedGroups, define: Define, number: int) -> list[Define]:
     graph = groups.graph
     own = {d.buffer: d for d in graph.members[number]}
     stored = {d.buffer for d in graph.stored(graph.members[number], frozenset((number,)))}
-    free = {b: d for b, d in own.items() if b not in stored and not reductions([d.value])}
+    free = {b: d for b, d in own.items() if b not in stored and is_pointwise(d.value)}
     chain = reached([define], lambda d: (free[b] for b in graph.reads[d] if b in free))
     return sorted(chain, key=graph.order)
 

@@ -7,7 +7,7 @@ the very index that is written. Anything else keeps its own buffer and is copied
 from __future__ import annotations
 
 from ..analysis.access import is_dense, storage_bytes
-from ..analysis.inline import identity_index, loaded, loads_of, reductions
+from ..analysis.inline import identity_index, is_pointwise, loaded, loads_of
 from ..ir.plan import Decision, Group
 from ..ir.program import Buffer, Extern, Program, Update, buffers_in
 
@@ -69,7 +69,7 @@ def _read_elsewhere(group: Group, target: Buffer) -> str | None:
         reads = loads_of([store.value]).get(target)
         if reads is None:
             continue
-        if any(reductions([s.value]) for s in group.stores):
+        if not all(is_pointwise(s.value) for s in group.stores):
             return SWEEPS
         if not all(identity_index(e.index, store.axes) for e in reads):
             return ELSEWHERE

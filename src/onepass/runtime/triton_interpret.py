@@ -36,7 +36,7 @@ def interpreted(source: KernelSource) -> Callable[[int], tuple[Callable[..., int
         sizes, programs = rest[: source.symbols], rest[source.symbols]
         pointers = [interpreter.pointer(a, t) for a, t in zip(addresses, types, strict=True)]
         numbers = [interpreter.number(n, t) for n, t in zip(sizes, kinds, strict=True)]
-        interpreter.run(kernel, (*pointers, *numbers), programs, _fold)
+        interpreter.run(kernel, (*pointers, *numbers), programs, _fold, _scan)
         return 0
 
     return lambda _device: (launch, _never)
@@ -77,6 +77,27 @@ def _fold(values: Any, axis: int, combine: Callable[..., Any], keep_dims: bool =
         state = [(interpreter.data(p), d) for p, (_, d) in zip(parts, state, strict=True)]
     arrays = [(x if keep_dims else x.squeeze(axis), d) for x, d in state]
     results = tuple(interpreter.tensor(x, d, single=not x.ndim) for x, d in arrays)
+    return results if several else results[0]
+
+
+def _scan(values: Any, axis: int, combine: Callable[..., Any], reverse: bool = False) -> Any:
+    """tl.associative_scan: each element with the one before it, then with the one two before it, and so on."""
+    interpreter = _interpreter()
+    several = isinstance(values, tuple)
+    state = [
+        (np.flip(d, axis) if reverse else d, v.dtype)
+        for v in (values if several else (values,))
+        for d in [interpreter.data(v)]
+    ]
+    lanes, back = state[0][0].shape[axis], 1
+    while back < lanes:
+        before = [interpreter.tensor(np.roll(x, back, axis), d) for x, d in state]
+        joined = combine(*before, *(interpreter.tensor(x, d) for x, d in state))
+        parts = joined if isinstance(joined, tuple) else (joined,)
+        first = (np.arange(lanes) < back).reshape([-1 if k == axis else 1 for k in range(state[0][0].ndim)])
+        state = [(np.where(first, x, interpreter.data(p)), d) for p, (x, d) in zip(parts, state, strict=True)]
+        back *= 2
+    results = tuple(interpreter.tensor(np.flip(x, axis).copy() if reverse else x, d) for x, d in state)
     return results if several else results[0]
 
 

@@ -219,14 +219,19 @@ class Interpreter:
         return self.tensor(np.array([value], dtype=np.int64 if kind == "i64" else np.int32), dtype, single=True)
 
     def run(
-        self, kernel: Callable[..., Any], arguments: Sequence[Any], programs: int, reduce: Callable[..., Any]
+        self,
+        kernel: Callable[..., Any],
+        arguments: Sequence[Any],
+        programs: int,
+        reduce: Callable[..., Any],
+        scan: Callable[..., Any],
     ) -> None:
-        """Every program of a one-dimensional grid, with `reduce` for tl.reduce."""
+        """Every program of a one-dimensional grid, with `reduce` for tl.reduce and `scan` for tl.associative_scan."""
         builder, tl = self._interpreter.interpreter_builder, self.language
         scope = self._interpreter._patch_lang(kernel)
-        index, kept = tl.core.tensor.__index__, tl.reduce
+        index, kept = tl.core.tensor.__index__, (tl.reduce, tl.associative_scan)
         tl.core.tensor.__index__ = lambda tensor: int(self.data(tensor).item())
-        tl.reduce = reduce
+        tl.reduce, tl.associative_scan = reduce, scan
         vars(builder).update(self._repaired)
         try:
             builder.set_grid_dim(programs, 1, 1)
@@ -235,7 +240,7 @@ class Interpreter:
                     builder.set_grid_idx(program, 0, 0)
                     kernel(*arguments)
         finally:
-            tl.core.tensor.__index__, tl.reduce = index, kept
+            tl.core.tensor.__index__, (tl.reduce, tl.associative_scan) = index, kept
             for name in self._repaired:
                 delattr(builder, name)
             scope.restore()

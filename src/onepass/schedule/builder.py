@@ -16,7 +16,7 @@ from ..analysis.nest import Nest, NestStore
 from ..analysis.refine import polys_of
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, const
+from ..ir.expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, Scan, const
 from ..ir.monoids import lowest
 from ..ir.ops import CHECKED
 from ..ir.poly import Atom, Axis, Poly, Symbol, in_range, nonnegative, transform
@@ -33,6 +33,7 @@ class Scope:
     physical: dict[Axis, Poly] = field(default_factory=dict)  # position axis -> loop axes, where they differ
     values: dict[Expr, ir.Operand] = field(default_factory=dict)
     parts: dict[Reduce, Finished] = field(default_factory=dict)
+    carries: dict[Scan, Carry] = field(default_factory=dict)
     kept: dict[Expr, Kept] = field(default_factory=dict)  # scratch that sweeps of this scope have filled
     rare: bool = False  # entered by few programs: what only it needs is computed inside
 
@@ -43,6 +44,15 @@ class Finished:
 
     accumulator: ir.Accumulator
     lane: Poly | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """How a scan goes on from position to position: the state before this one, and a tile that has several."""
+
+    accumulator: ir.Accumulator | None
+    lane: Poly = Poly.ZERO  # which state is meant, in class axes
+    along: Axis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +221,7 @@ class Builder:
                     depths[e] = depth
                     continue
                 stack.append((e, True))
-                if self.kept(e) is None and not isinstance(e, Part):
+                if self.kept(e) is None and not (isinstance(e, Part) and isinstance(e.source, Reduce)):
                     stack.extend((c, False) for c in reversed(e.children))
                 continue
             depth = max([self._own_depth(e), *(depths[c] for c in e.children if c in depths)])
@@ -243,8 +253,7 @@ class Builder:
         """The outermost scope a node itself allows, its children aside."""
         if self.here.rare:
             return len(self.scopes) - 1
-        if isinstance(e, Part):
-            assert isinstance(e.source, Reduce)
+        if isinstance(e, Part) and isinstance(e.source, Reduce):
             finished_at, finished = self._finished(e.source)
             axes = finished.lane.axes & self.bound().keys() if finished.lane is not None else ()
             return max([finished_at, *(self._bind_depth(a) for a in axes)])
@@ -289,8 +298,12 @@ class Builder:
                 var = ir.Var(self.name("word"), DType.U32)
                 self.add(ir.RandomWord(var, self._find(e.seed), e.stream, self.resolve(e.index)))
                 return var
-            case Part():
+            case Scan():
+                return self._advance(e)
+            case Part(source=Reduce()):
                 return self._part(e)
+            case Part():
+                return self._find(e)  # with the state of its scan
         raise AssertionError(f"cannot compute {type(e).__name__}")
 
     def _pointwise(self, e: Pointwise) -> ir.Operand:
@@ -311,6 +324,16 @@ class Builder:
         for k, var in enumerate(parts):
             self.here.values[Part(e.source, k)] = var
         return parts[e.index]
+
+    def _advance(self, e: Scan) -> ir.Operand:
+        """The state of a scan at this position."""
+        carry = next(s.carries[e] for s in reversed(self.scopes) if e in s.carries)
+        parts = tuple(ir.Var(self.name(f"{e.monoid}_"), d) for d in e.part_dtypes)
+        inputs = tuple(self._find(i) for i in e.inputs)
+        lane = self.resolve(carry.lane)
+        self.add(ir.Advance(e.monoid, inputs, parts, carry.accumulator, lane, carry.along, e.reverse))
+        self.here.values |= {Part(e, k): var for k, var in enumerate(parts)}
+        return parts[0]
 
     def _load(self, e: Load) -> ir.Operand:
         index = tuple(self.position(p) for p in e.index)

@@ -39,7 +39,7 @@ def _take_turns(s: ir.Statement) -> ir.Statement:
     """Lanes that enter one state do so one after another."""
     if not isinstance(s, ir.Loop) or s.kind == "sweep":
         return s
-    return replace(s, ordered=any(isinstance(x, ir.Accumulate) and not x.lane.axes for x in s.body))
+    return replace(s, ordered=any(isinstance(x, ir.Accumulate) and not x.lane.axes for x in s.statements))
 
 
 def _tile_program(kernel: ir.Kernel, statements: list[ir.Statement]) -> ir.Kernel:
@@ -90,6 +90,8 @@ def _word(s: ir.Statement) -> str:
             return s.accumulator.monoid.removesuffix("_merge")
         case ir.Fold():
             return s.monoid.removesuffix("_merge")
+        case ir.Advance():
+            return f"scan_{s.monoid}"
         case ir.Contract():
             return "dot"
         case ir.RandomWord() | ir.FillRandom():

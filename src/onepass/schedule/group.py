@@ -26,9 +26,8 @@ from .complete import completed
 from .neighbours import STEPS, moved, moved_chunk, step_text
 from .product_kernels import schedule_products
 from .product_schedules import candidates
-from .split import chunk_size, first_part, split, unfinished
+from .split import chunk_size, scheduled_part, split, unfinished
 from .walk import nest_kernel, ruled
-from .workspace import Workspace
 
 T = TypeVar("T")
 NEAR = 1.1  # times its bound, where no other way is looked for
@@ -104,7 +103,7 @@ def _moved(nest: Nest, target: Target, schedule: Schedule, name: str, times: int
         size = max(1, schedule.factor(nest.split).chunk)
         if name == "chunk" and (other := moved_chunk(size, nest.split, times)) != size:
             return _ruled(nest, target, schedule.way, other)
-        nest = first_part(nest, nest.split, size, Workspace("k", ""))
+        nest = scheduled_part(nest, nest.split, size)
     return moved(schedule, nest, target, name, times) if target.warp else schedule
 
 
@@ -199,7 +198,7 @@ def _candidates(found: list[Nest], target: Target) -> Iterator[Schedule]:
     for way, nest in enumerate(found):
         yield _ruled(nest, target, way)
         inner = {*nest.classes} - {*nest.outer, nest.split}
-        if nest.split is None or not inner or not target.warp:
+        if nest.split is None or not inner or not target.warp or nest.scans:
             continue
         if not any(map(nest.carried, unfinished(nest, nest.split))):
             yield _ruled(nest, target, way, 1)
@@ -209,7 +208,7 @@ def _ruled(nest: Nest, target: Target, way: int, chunk: int = 0) -> Schedule:
     """How the first kernel of a nest runs as the rules of the target say. `chunk`: of its split; 0: as they say."""
     if nest.split is not None:
         chunk = chunk or chunk_size(nest, nest.split, target)
-        nest = first_part(nest, nest.split, chunk, Workspace("k", ""))
+        nest = scheduled_part(nest, nest.split, chunk)
     return replace(ruled(nest, target, chunk), way=way)
 
 

@@ -40,7 +40,7 @@ def _blocks(nest: Nest, target: Target) -> dict[Axis, Factor]:
         return {}
     others = [a for a in nest.outer if a is not best]
     swept = any(s.domain != frozenset(nest.outer) for s in nest.stores)
-    if nest.reductions or (swept and not (_is_cut(nest, best) and others)):
+    if nest.reductions or nest.scans or (swept and not (_is_cut(nest, best) and others)):
         return {best: _block(best, COLUMN_LANES)}
     if not swept and (second := axes.transposed(best, others)) is not None:
         return {second: _block(second, TRANSPOSE_BLOCK, loop=True), best: _block(best, TRANSPOSE_BLOCK)}

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from ..analysis.access import flat_offset, work_of
 from ..analysis.nest import Nest
-from ..ir.expr import Expr, Load, Part, Reduce, postorder
+from ..ir.expr import Expr, Load, Part, Reduce, Scan, postorder
 from ..ir.kernel import Accumulator, Bind, Kernel, Local, Operand, WriteLocal
 from ..ir.poly import Axis, Poly, in_range, nonnegative, product
 from ..ir.target import Target
-from .builder import Builder, Kept, Scope, when
+from .builder import Builder, Carry, Kept, Scope, when
 from .layout import Layout
 from .leaf import Item, Leaf, Point, Then, cuts, phases
 from .strips import in_strips
@@ -154,6 +154,12 @@ class Lanes(Leaf):
         long = reduce.monoid == "sum" and reduce.dtype.is_float and run > PLAIN_SUM
         name = self.builder.name(f"{reduce.monoid}_acc")
         return Accumulator(name, reduce.monoid, reduce.part_dtypes, lanes, PLAIN_SUM if long else 0)
+
+    def carry(self, scan: Scan, alone: bool) -> Carry:
+        tiled = self.tiled if self.tiled in scan.axes else None
+        lanes, lane = (1, Poly.ZERO) if tiled is None else (self.layout.blocks[tiled], tiled - self.starts[tiled])
+        name = self.builder.name(f"{scan.monoid}_scan")
+        return Carry(self.builder.start(Accumulator(name, scan.monoid, scan.part_dtypes, lanes)), lane)
 
     def rounds(self, reduce: Reduce) -> Poly | None:
         """None where one of the sweeps is cut into pieces."""

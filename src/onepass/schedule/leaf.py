@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from ..analysis.conditions import breakpoints, ordered, specialise
+from ..analysis.inline import scans
 from ..analysis.nest import Nest, NestStore
 from ..analysis.refine import polys_of
-from ..ir.expr import Expr, Reduce
-from ..ir.kernel import Accumulator, Kernel, Operand
-from ..ir.poly import Axis, Poly, Quotient, Remainder, nonnegative
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Reduce, Scan
+from ..ir.kernel import Accumulator, Kernel, Let, Operand, Var
+from ..ir.poly import Axis, Poly, Quotient, Remainder, Symbol, nonnegative
 from ..ir.target import Target
-from .builder import Builder, Kept, Scope, looped
+from .builder import Builder, Carry, Kept, Scope, looped
 from .layout import Layout, chunk_axis
 
 MOST_CUTS = 9
@@ -61,6 +63,7 @@ class Leaf(ABC):
     def __init__(self, nest: Nest, target: Target, layout: Layout, builder: Builder) -> None:
         self.nest, self.target, self.layout, self.builder = nest, target, layout, builder
         self.starts: dict[Axis, Poly] = {}  # blocked class -> first position of this program's block
+        self.descending = {s.over for s in nest.scans if s.reverse}  # classes that are swept from their end
 
     # --- the program ---
 
@@ -113,6 +116,10 @@ class Leaf(ABC):
     def carrier(self, item: Item, rows: int) -> Item:
         """A reduction over `rows` positions of the split class, with states that stay for the whole program."""
 
+    @abstractmethod
+    def carry(self, scan: Scan, alone: bool) -> Carry:
+        """How a scan goes on in the sweep that comes. `alone`: positions come one by one."""
+
     def rounds(self, reduce: Reduce) -> Poly | None:
         """How often the sweeps around this position have run before it, where that is known and asked for."""
         return None
@@ -149,7 +156,8 @@ class Leaf(ABC):
             whole = (high - low) // step
             loop = Axis(self.builder.name("i" if kind == "sweep" else "j"), whole)
             if step == 1:
-                with self.builder.block(looped(loop, kind, lanes, lane), {axis: low + loop}):
+                at = high - 1 - loop if axis in self.descending else low + loop
+                with self.builder.block(looped(loop, kind, lanes, lane), {axis: at}):
                     yield self.specialised(items, axis, low, high)
                 continue
             with self.builder.block(looped(loop, kind, lanes, lane)):
@@ -179,7 +187,16 @@ class Leaf(ABC):
         """A loop over positions [start, start + size) of a class, cut off at its end."""
         loop = Axis(self.builder.name("t"), Poly.of(size))
         limit = None if not (axis.extent % size).terms else axis.extent - start
-        return self.builder.block(looped(loop, kind, lanes, lane, limit), {axis: axis.poly()}, {axis: start + loop})
+        at = start + loop if axis not in self.descending else start + self._length(size, limit) - 1 - loop
+        return self.builder.block(looped(loop, kind, lanes, lane, limit), {axis: axis.poly()}, {axis: at})
+
+    def _length(self, size: int, limit: Poly | None) -> Poly:
+        """How many positions of a class a block of so many has."""
+        if limit is None:
+            return Poly.of(size)
+        length = Var(self.builder.name("length"), DType.I64)
+        self.builder.add(Let(length, "minimum", (Poly.of(size), limit)))
+        return Symbol(length.name, 0).poly()
 
     def specialised(self, items: list[Item], axis: Axis, low: Poly, high: Poly) -> list[Item]:
         """Items with decided conditions folded; stores whose region excludes this piece dropped."""
@@ -214,7 +231,10 @@ class Leaf(ABC):
 
 def cuts(axis: Axis, items: list[Item]) -> list[tuple[Poly, Poly]]:
     """Pieces of a class in each of which every condition on it is decided."""
-    points = breakpoints((v for i in items for v in i.values), axis)
+    values = [v for i in items for v in i.values]
+    if axis in {s.over for s in scans(values)}:  # one state goes through all of it
+        return [(Poly.ZERO, axis.extent)]
+    points = breakpoints(values, axis)
     for i in items:
         for a, low, high in i.store.region if i.store else ():
             if a is axis:
@@ -227,10 +247,11 @@ def cuts(axis: Axis, items: list[Item]) -> list[tuple[Poly, Poly]]:
 
 def phases(axis: Axis, items: list[Item]) -> int:
     """After how many positions of a class the remainders of its divisions recur; 1 where that is never or late."""
-    if axis.extent.constant is None:
+    values = [v for i in items for v in i.values]
+    if axis.extent.constant is None or axis in {s.over for s in scans(values)}:
         return 1
     found = 1
-    for poly in set(polys_of(v for i in items for v in i.values)):
+    for poly in set(polys_of(values)):
         for atom in poly.inner_atoms():
             if isinstance(atom, Quotient | Remainder) and axis in atom.numerator.axes:
                 found = math.lcm(found, atom.denominator.constant or MOST_PHASES + 1)

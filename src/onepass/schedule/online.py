@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..analysis.access import estimate
 from ..analysis.factor import LN2, drops_nothing
+from ..analysis.inline import scans
 from ..analysis.scores import LARGEST
 from ..analysis.transport import transport
 from ..ir.dtypes import DType
@@ -45,6 +46,8 @@ def find_online(leaf: Leaf, first: list[Item], second: list[Item], axes: frozens
     row_bytes = max((e.buffer.dtype.bytes for e in postorder(leader.values) if isinstance(e, Load)), default=0)
     if len(inner) != 1 or leaf.nest.split in inner or estimate(size) * row_bytes <= leaf.found_again_bytes:
         return None
+    if scans([*leader.values, *(v for i in second for v in i.values)]):
+        return None  # whose states would go through a block twice
     if len(cuts(next(iter(inner)), [leader, *second])) > 1:
         return None
     followers: list[tuple[Item, Expr]] = []

@@ -80,7 +80,7 @@ def _block_of(body: Sequence[ir.Statement], store: ir.Statement) -> tuple[Sequen
     while store not in body:
         inner = next(s for s in body if isinstance(s, ir.Loop | ir.When | ir.Share) and store in ir.walk((s,)))
         around += [inner.axis] if isinstance(inner, ir.Loop) else []
-        body = inner.body
+        body = inner.statements if isinstance(inner, ir.Loop) else inner.body
     return body, around
 
 

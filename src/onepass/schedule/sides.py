@@ -52,6 +52,10 @@ class _Walk:
                 self.along[s.var.name] = self.axes(*ir.reads(s))
             case ir.ReadLocal():
                 self.along[s.var.name] = frozenset(a.name for a in s.local.tiles)
+            case ir.Advance():
+                own = () if s.accumulator is None else s.accumulator.tiles
+                along = self.axes(*s.inputs).union(a.name for a in (*own, s.along) if a is not None)
+                self.along |= {v.name: along for v in s.parts}
             case ir.Fold():
                 left = self.axes(*s.inputs) - {a.name for a in s.over}
                 self.along |= {v.name: left for v in s.parts}

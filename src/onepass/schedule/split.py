@@ -1,22 +1,25 @@
 """A reduction that too few programs would run is split over more of them: a first kernel, and one that finishes.
 
 Every program of the first kernel leaves the state of its chunk in a workspace. The finish merges the states with the
-same monoid and computes the values that depend on the result.
+same monoid and computes the values that depend on the result. A scan is split alike: its finish merges, for each chunk,
+the states of the chunks before it, and scans on from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..analysis.access import estimate, flat_offset, numel, power_above, tile_elements
 from ..analysis.carried import CARRIED_ROWS
 from ..analysis.legality import programs_of
 from ..analysis.nest import Nest, NestStore, direct_reductions
-from ..ir.expr import Expr, Part, Reduce, const, pointwise, substitute_axes
+from ..ir.expr import Expr, Index, Part, Reduce, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
+from ..ir.states import identities, joined
 from ..ir.target import Target
 from .layout import AxisOrder
 from .walk import nest_kernel
@@ -40,6 +43,10 @@ def split(
     workspace = Workspace(name, nest.stores[0].buffer.device)
     head = first_part(nest, axis, size, workspace)
     kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule)
+    if nest.scans:
+        tail = scanned_on(nest, head, workspace)
+        last = nest_kernel(tail, target, f"{name}_finish", origins, schedule)
+        return ScheduledGroup((kernel, last), tuple(workspace.buffers))
     tail = workspace.finish(nest, (s for s in nest.stores if not {*ends}.isdisjoint(direct_reductions([s.value]))))
     return finished(kernel, [tail], workspace, target, name)
 
@@ -54,6 +61,8 @@ def finished(first: Kernel, tails: Iterable[Nest], workspace: Workspace, target:
 
 def first_part(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:
     """What the first kernel computes, each program `size` positions: their states are left in the workspace."""
+    if nest.scans:
+        return _chunk_totals(nest, axis, size, workspace)
     alone = size == 1  # a position is work enough for a program: what it adds to the result is stored as it is
     number = axis if alone else Axis("chunk", (axis.extent + size - 1) // size)
     first: list[NestStore] = [s for s in nest.stores if axis in s.domain]
@@ -64,6 +73,44 @@ def first_part(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:
     if alone:
         return Nest(tuple(first), nest.classes, nest.bound, (*nest.outer, axis))
     return Nest(tuple(first), (*nest.classes, number), nest.bound, (*nest.outer, number), axis)
+
+
+def scheduled_part(nest: Nest, axis: Axis, size: int) -> Nest:
+    """The nest that the schedule of a split is made for: the first kernel's. Both of a scan run by that of the last."""
+    workspace = Workspace("k", "")
+    head = first_part(nest, axis, size, workspace)
+    return scanned_on(nest, head, workspace) if nest.scans else head
+
+
+def _chunk_totals(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:
+    """The state of each scan after each chunk alone."""
+    number = Axis("chunk", (axis.extent + size - 1) // size)
+    stores: list[NestStore] = []
+    bound = dict(nest.bound)
+    for k, s in enumerate(nest.scans):
+        over = Axis(f"{axis.name}.{k}", axis.extent)
+        bound[over] = axis
+        inputs = tuple(substitute_axes(v, {axis: over.poly()}) for v in s.inputs)
+        stores += workspace.leave(Reduce(s.monoid, inputs, (over,)), (*nest.outer, number), {number: f"chunk{k}"})
+    return Nest(tuple(stores), (*nest.classes, number), bound, (*nest.outer, number), axis)
+
+
+def scanned_on(nest: Nest, head: Nest, workspace: Workspace) -> Nest:
+    """The nest with chunks whose scans go on from the states of the chunks before them."""
+    number, bound, known = head.outer[-1], dict(nest.bound), dict[Expr, Expr]()
+    for s, states in zip(nest.scans, workspace.states.values(), strict=True):
+        (name,) = states.numbers.values()
+        other, cls = Axis(f"{name}.r", number.extent), Axis(f"{name}.c", number.extent)
+        bound[other] = cls
+        before = pointwise("gt" if s.reverse else "lt", Index(other.poly()), Index(number.poly()))
+        neutral = identities(s.monoid, s.part_dtypes)
+        read = zip(states.read({number: other.poly()}), neutral, strict=True)
+        prefix = Reduce(s.monoid, tuple(pointwise("where", before, v, n) for v, n in read), (other,))
+        own = [[Part(x, k) for k in range(len(s.part_dtypes))] for x in (prefix, s)]
+        known |= dict(zip(own[1], joined(s.monoid, *own), strict=True))
+    stores = tuple(replace(s, value=rewrite(s.value, known.get)) for s in nest.stores)
+    classes = (*nest.classes, number, *(bound[a] for a in bound if a not in nest.bound))
+    return Nest(stores, classes, bound, head.outer, head.split)
 
 
 def _share(nest: Nest, reduce: Reduce, axis: Axis) -> list[Expr]:
@@ -89,9 +136,9 @@ def chunk_size(nest: Nest, axis: Axis, target: Target) -> int:
         return max(CARRIED_ROWS, -(-estimate(axis.extent) // (each * target.processors)))
     taken = programs_of(nest, target)
     domains = [*(s.domain for s in nest.stores), *(nest.domain_of(r) for r in nest.reductions)]
-    if max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):
+    if not nest.scans and max(numel(d) for d in domains) >= PROGRAM_ELEMENTS * numel((*nest.outer, axis)):
         return 1
-    if target.warp and axis in _contiguous(nest) - {AxisOrder(nest).strip_axis()}:
+    if not nest.scans and target.warp and axis in _contiguous(nest) - {AxisOrder(nest).strip_axis()}:
         return 1  # what lies across is stored in tiles of several positions
     size = max(1, -(-estimate(axis.extent) // max(1, target.split_programs // max(1, taken))))
     if target.warp and AxisOrder(nest).strip_axis() is axis:  # whole strips

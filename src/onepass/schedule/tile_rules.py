@@ -29,8 +29,9 @@ MAX_WARPS = 16
 THREADS = 1024  # of a processor, where each has a few dozen values
 ONLINE_ELEMENTS, SWEPT_ELEMENTS, ODD_ELEMENTS = 32, 16, 8  # of a step per thread, where few share a processor
 PIECE_WARPS = 8  # of a program whose states fill most registers: fewer threads have less else to keep
+SCAN_ELEMENTS = 4096  # of a tile that is scanned: threads wait for each other, so several programs share a processor
 SPARE_SHARED = 16 << 10  # for exchanges between threads
-CARRIED_ELEMENTS = 16  # of a row per thread, where states stay in registers from row to row
+CARRIED_ELEMENTS = 16  # of a row per thread, where states stay in registers, or scans go through threads
 STAGES = 3  # loads in flight ahead of a sweep
 TILE_AXES = 3
 
@@ -105,6 +106,7 @@ class _Rules(AxisOrder):
         self.aligned = self.favourite is None or aligned_along(nest, self.favourite, target.vector_bytes)
         moments = any(r.monoid == "welford" for r in self.reduces)  # three states for every lane
         self.odd = not self.aligned or moments
+        self.scanned, self.scan_elements = bool(nest.scans), min(SCAN_ELEMENTS, 128 * target.thread_elements)
         self.budget = self._budget()
 
     def tiles(self) -> _Tiles:
@@ -138,7 +140,7 @@ class _Rules(AxisOrder):
     def warps(self, tiles: _Tiles) -> int:
         """How many warps share a program."""
         target, elements = self.target, tiles.elements()
-        if tiles.held and self.columns and self.favourite is not None:
+        if tiles.held and self.columns and self.favourite is not None and not self.scanned:
             # warps side by side along the contiguous axis: none waits for another
             warps = max(1, tiles.blocks.get(self.favourite, 1) // (target.warp * target.vector_bytes // self._width()))
             return max(warps, elements // (8 * target.warp * target.thread_elements))
@@ -156,7 +158,7 @@ class _Rules(AxisOrder):
         count = 32 if elements >= 4 * 1024 * (1 if wide else 2) else 16 if elements >= 1024 else 8
         if not self.inner and elements <= self.budget:
             count = self.budget // (4 * self.target.warp)
-        if self.rows is not None:
+        if self.rows is not None or self.scanned:
             count = min(count, CARRIED_ELEMENTS)
         elif (not self.aligned and not self.inner) or (tiles.lanes > 1 and self.odd):
             count = ODD_ELEMENTS
@@ -195,7 +197,8 @@ class _Rules(AxisOrder):
 
         even = min((COLUMN_LANES >> k for k in range(3)), key=lanes)
         width = self._spread(min(power_above(axis.extent.constant), even), NARROW_COLUMNS)
-        return _Tiles({axis: width}, lanes=max(2, 2048 // width))
+        elements = self.scan_elements // 2 if self.scanned else 2048
+        return _Tiles({axis: width}, lanes=max(2, elements // width))
 
     def _streamed_rows(self) -> _Tiles:
         vector = self.strip_axis()
@@ -203,6 +206,8 @@ class _Rules(AxisOrder):
         lanes = min(power_above(extent), 2 * self.budget if extent is None or extent >= LONG_ROW else self.budget)
         if self.odd:
             lanes = min(lanes, ODD_ELEMENTS * 4 * self.target.warp)
+        if self.scanned:
+            lanes = min(power_above(extent), self.scan_elements)
         if extent is None or vector is self.nest.split or not (alone := self._warps_alone(vector)):
             return _Tiles(lanes=lanes)
         lanes, turns = self._step_alone(vector, alone * self.target.warp)
@@ -233,8 +238,8 @@ class _Rules(AxisOrder):
         """Lanes of a step and how many tiles of them it takes, for a program of so many threads."""
         most = self.target.thread_elements
         monoids = {r.monoid for r in self.reduces if self.nest.sweeps(r, vector)}
-        if "max" not in monoids or monoids - {"max", "sum"}:
-            return threads * min(ODD_ELEMENTS if self.odd else SWEPT_ELEMENTS, most), 1
+        if "max" not in monoids or monoids - {"max", "sum"} or self.nest.scans:
+            return threads * min(ODD_ELEMENTS if self.odd or self.scanned else SWEPT_ELEMENTS, most), 1
         each = self.target.vector_bytes // self._width() if self.aligned else 4
         return threads * each, max(1, min(ONLINE_ELEMENTS if self.aligned else SWEPT_ELEMENTS, most) // each)
 
@@ -271,6 +276,7 @@ class _Rules(AxisOrder):
         bound = frozenset(inner) | {a for a, c in self.nest.bound.items() if c in inner}
         live = len({e for e in self.loads if e.axes & bound})
         limit = 64 if self.columns else self.target.held_elements * 4 // max(4, live + len(self.reduces))
+        limit = min(limit, self.scan_elements) if self.scanned else limit
         return tuple(inner) if tile_elements(inner) <= limit else ()
 
     def _square_blocks(self, held: Sequence[Axis]) -> dict[Axis, int]:

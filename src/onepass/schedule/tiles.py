@@ -17,11 +17,11 @@ from ..analysis.access import estimate, numel
 from ..analysis.nest import Nest
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Load, Pointwise, Reduce, postorder
+from ..ir.expr import Expr, Load, Pointwise, Reduce, Scan, postorder
 from ..ir.poly import Axis, Division, Poly, is_far
 from ..ir.program import Buffer
 from ..ir.target import Target
-from .builder import Builder, Finished, divides, looped
+from .builder import Builder, Carry, Finished, divides, looped
 from .early_loads import early_loads
 from .layout import Layout
 from .leaf import Item, Leaf, Point, Then
@@ -119,10 +119,16 @@ class Tiles(Leaf):
         return replace(item, accumulator=accumulator)
 
     def _states(
-        self, reduce: Reduce, lanes: int, tiles: tuple[Axis, ...], folded: tuple[Axis, ...] = ()
+        self, reduce: Reduce | Scan, lanes: int, tiles: tuple[Axis, ...], folded: tuple[Axis, ...] = ()
     ) -> ir.Accumulator:
         name = self.builder.name(f"{reduce.monoid}_acc")
         return ir.Accumulator(name, reduce.monoid, reduce.part_dtypes, lanes, tiles=tiles, folded=folded)
+
+    def carry(self, scan: Scan, alone: bool) -> Carry:
+        if scan.over in self.held:
+            return Carry(None, along=self.held[scan.over])
+        states = self._states(scan, 1, tuple(self.program_tiles))
+        return Carry(self.builder.start(states), along=None if alone else self.lane)
 
     def fold(self, reduce: Reduce, values: tuple[ir.Operand, ...]) -> None:
         self._fold(reduce, values, tuple(self.held[self.nest.bound[a]] for a in reduce.over))
@@ -153,19 +159,20 @@ class Tiles(Leaf):
         if axis is self.nest.split:
             size, start = self.layout.chunk, self.chunk_start()
             spans = [(start, Poly.of(-(-size // step)), False)]
-            if (axis.extent % size).terms:
+            if (axis.extent % size).terms and axis not in self.descending:
                 limit = (axis.extent - start + step - 1) // step
             within = Poly.of(size) if size % step else Poly.ZERO
-        for start, count, whole in spans:
+        for start, count, whole in spans[:: -1 if axis in self.descending else 1]:
             if count is Poly.ONE and limit is None and not within.terms:  # no loop: the one around it may run ahead
                 with self.builder.stretch():
                     self._open_strip(axis, start, (), whole)
                     yield
                 continue
             loop = Axis(self.builder.name("i"), count)
+            number = count - 1 - loop if axis in self.descending else loop.poly()
             inside = (within - loop * step,) if within.terms else ()
             with self.builder.block(looped(loop, limit=limit)):
-                self._open_strip(axis, start + loop * step, inside, whole)
+                self._open_strip(axis, start + number * step, inside, whole)
                 yield
 
     def _open_strip(self, axis: Axis, start: Poly, within: tuple[Poly, ...] = (), whole: bool = False) -> None:

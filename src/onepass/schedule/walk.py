@@ -12,13 +12,13 @@ from dataclasses import replace
 from ..analysis.access import estimate
 from ..analysis.inline import reductions
 from ..analysis.nest import Nest, direct_reductions
-from ..ir.expr import Expr, Reduce, substitute_axes
+from ..ir.expr import Expr, Reduce, Scan, postorder, substitute_axes
 from ..ir.kernel import Accumulate, Accumulator, Kernel, WriteLocal
 from ..ir.poly import Axis, Poly, product
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
-from .builder import Builder, Finished, Kept, when
+from .builder import Builder, Carry, Finished, Kept, when
 from .lane_rules import lane_schedule
 from .lanes import Lanes
 from .layout import Layout, carrying
@@ -178,16 +178,26 @@ class Walker:
         elif any(not self._is_finished(r) for item in cluster for r in direct_reductions(item.values)):
             self._scope(cluster, axes)  # opening a reduction showed others inside
             return
+        carries = self._carries(cluster, inner, nested)
+        self.builder.here.carries.update(carries)
         if nested:
             self._open_loops(self.layout.order(nested), cluster, lambda items: self._scope(items, axes | nested))
         else:
             self._innermost(cluster, inner)
+        for scan in carries:  # the next sweep begins again
+            del self.builder.here.carries[scan]
         self.builder.here.kept.update(self.keeping)
         self.builder.locals.extend(k.local for k in self.keeping.values())
         self.keeping = {}
         tiled = self.leaf.tiled
         for item in cluster:
             self._finish(item, item.state if tiled is None else tiled - self.leaf.starts[tiled])
+
+    def _carries(self, cluster: list[Item], inner: frozenset[Axis], nested: frozenset[Axis]) -> dict[Scan, Carry]:
+        """The states that scans of a cluster have before its sweep."""
+        values = postorder([v for i in cluster for v in i.values], into_reductions=False)
+        opened = {*inner, *nested, *self.layout.held}
+        return {e: self.leaf.carry(e, e.over in nested) for e in values if isinstance(e, Scan) and e.over in opened}
 
     def _innermost(self, cluster: list[Item], inner: frozenset[Axis]) -> None:
         """Loops over `inner`, the last of which is the leaf's, with every item computed at each position."""
