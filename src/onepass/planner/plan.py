@@ -18,6 +18,7 @@ from ..ir.plan import Decision, FusionPlan, Group, Store
 from ..ir.program import Define, Extern
 from ..ir.schedule import Schedule
 from .cost import Cost
+from .launches import Launches
 from .memory import eager_peak, plan_peak
 from .priced_groups import PricedGroups, failing
 from .recompute import recompute
@@ -42,8 +43,20 @@ class Planner(PricedGroups):
                 Decision("plan", "plan", "sibling", False, f"{needed} bytes at the peak, eager needs {limit}", 0.0, 0)
             )
             steps = self.fused_steps(siblings=False)
-        in_place, copies, rereads, notes = place_updates(self.program, steps)
-        return FusionPlan(steps, (*self.decisions, *notes), in_place, copies, rereads)
+        launches: list[tuple[Group, ...]] = []
+        if self.setting.options.fuse:
+            _, _, rereads, _ = place_updates(self.program, steps)
+            found = Launches(self.program, steps, (source for _, source in rereads), self.setting.limits)
+            found.share(self.setting.share, self._alone_us, lambda s: plan_peak(self.program, s), limit)
+            steps, launches = found.ordered()
+            self.decisions += found.decisions
+        in_place, copies, rereads, notes = place_updates(self.program, steps, launches)
+        return FusionPlan(steps, (*self.decisions, *notes), in_place, copies, rereads, tuple(launches))
+
+    def _alone_us(self, group: Group) -> float:
+        """The time of a group that is planned."""
+        cost = self.cost(self.graph.node_of[group.stores[0].buffer])
+        return cost.time_us if cost is not None else 0.0
 
     def fused_steps(self, siblings: bool) -> tuple[Group | Extern, ...]:
         """The steps after all fusions that gain."""
