@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ..analysis.inline import loaded
-from ..ir.expr import Const, Load, Pointwise, Reduce, postorder
+from ..analysis.words import words
 from ..ir.limits import Limits
 from ..ir.plan import Decision, Group
 from ..ir.program import Buffer, Extern, HostValue, Program, Update, held
@@ -22,7 +22,7 @@ from .setting import ShareLaunch
 Step: TypeAlias = Group | Extern
 MOST_KINDS = 8  # bodies of one launch
 AHEAD = 8  # launches that another kind of group is tried with
-GAIN = 0.9  # of the time apart that a shared launch must be below
+GAIN = 0.9  # of the time apart that a launch of several kinds must be below
 
 
 Peak: TypeAlias = Callable[[Sequence[Step]], int]
@@ -177,7 +177,7 @@ class Launches:
         names = groups[0].members[-1].origin.node, groups[-1].members[-1].origin.node
         reason = f"predicted {shared.together_us:.1f} us as {len(groups)} parts of one launch, {alone_us:.1f} us apart"
         reason = shared.refusal or reason
-        gains = not shared.refusal and shared.together_us < GAIN * apart_us
+        gains = not shared.refusal and shared.together_us < (GAIN if quiet else 1.0) * apart_us
         if gains:
             kept = self._state()
             for other in others:
@@ -233,21 +233,9 @@ def _may_share(group: Group, apart: set[Buffer], limits: Limits) -> bool:
 def _kind(group: Group) -> Hashable:
     """What a group computes, its sizes left out."""
     assert group.schedule is not None
-    words: list[Hashable] = [group.stores[0].buffer.device]
-    for s in group.stores:
-        words.append(s.buffer.dtype)
-        for e in postorder([s.value]):
-            match e:
-                case Pointwise():
-                    words.append((e.op, e.dtype))
-                case Const():
-                    words.append(e)
-                case Load():
-                    words.append((e.buffer.dtype, bool(e.axes)))
-                case Reduce():
-                    words.append(e.monoid)
     factors = tuple((f.grid, f.loop, f.chunk > 0) for _, f in group.schedule.axes)
-    return tuple(words), factors, group.schedule.way
+    stored = tuple((s.buffer.dtype, s.buffer.device) for s in group.stores)
+    return stored, words(s.value for s in group.stores), factors, group.schedule.way
 
 
 def _reads(step: Step) -> set[Buffer | HostValue]:

@@ -45,9 +45,9 @@ class Planner(PricedGroups):
             steps = self.fused_steps(siblings=False)
         launches: list[tuple[Group, ...]] = []
         if self.setting.options.fuse:
-            _, _, rereads, _ = place_updates(self.program, steps)
+            placed, _, rereads, _ = place_updates(self.program, steps)
             found = Launches(self.program, steps, (source for _, source in rereads), self.setting.limits)
-            found.share(self.setting.share, self._alone_us, lambda s: plan_peak(self.program, s), limit)
+            found.share(self.setting.share, self._alone_us, lambda s: plan_peak(self.program, s, placed), limit)
             steps, launches = found.ordered()
             self.decisions += found.decisions
         in_place, copies, rereads, notes = place_updates(self.program, steps, launches)
@@ -194,7 +194,7 @@ class Planner(PricedGroups):
         members = sorted([*graph.members[a], *graph.members[b]], key=graph.order)
         after = self.consider(members, frozenset((a, b)))
         before = [cost for n in (a, b) if (cost := self.cost(n)) is not None] if isinstance(after, Cost) else []
-        apart_us = sum(c.time_us for c in before)
+        apart_us = sum(c.time_us for c in before) - self.kin.launches_us(a, b) - self._copied_us(a, b)
         if isinstance(after, Cost) and after.time_us < apart_us:
             after = self.price(members, frozenset((a, b)))
         if isinstance(after, Refusal) or len(before) < 2:
@@ -211,6 +211,14 @@ class Planner(PricedGroups):
         self.costs[a] = after
         self.costs.pop(b, None)
         return True
+
+    def _copied_us(self, a: int, b: int) -> float:
+        """The time of copies into inputs that two groups together can no longer overwrite.
+
+        A small result that the programs of a large one need would be written while others still read the input.
+        """
+        lost = self.copied(frozenset((a, b))) - self.copied(frozenset((a,))) - self.copied(frozenset((b,)))
+        return sum(self.target.launch_us + 2 * storage_bytes(x) / self.target.memory_bytes_per_us for x in lost)
 
     def _decide(self, a: int, b: int, kind: str, accepted: bool, reason: str, gain: float, moved: int) -> bool:
         names = [self.graph.members[n][-1].origin.node for n in (a, b)]

@@ -9,16 +9,18 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from ..analysis.access import numel
 from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, postorder
 from ..ir.ops import CHECKED, OPS
 from ..ir.plan import Chosen, Store
 from ..ir.poly import in_range
-from ..ir.program import Define
+from ..ir.program import Buffer, Define, Update
 from ..ir.target import Target
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
+from .kin import Kin
 from .regions import Regions
 from .setting import Setting
 
@@ -31,6 +33,7 @@ class PricedGroups:
     def __init__(self, regions: Regions, setting: Setting) -> None:
         self.program, self.regions = regions.program, regions
         self.setting, self.target = setting, setting.target
+        self.updates = {s.source: s.target for s in self.program.statements if isinstance(s, Update)}
         self.restart()
 
     def restart(self) -> None:
@@ -39,6 +42,7 @@ class PricedGroups:
         self.locked = {self.graph.join(r.members, r.again): r for r in self.regions.regions}  # nothing joins them later
         self.graph.remove_unread(self.locked.keys())
         self.costs: dict[int, Cost] = {}
+        self.kin = Kin(self.graph, self.target)
         self.decisions = list(self.regions.decisions)
 
     def consider(self, members: list[Define], group: frozenset[int]) -> Cost | Refusal:
@@ -101,6 +105,16 @@ class PricedGroups:
                 return None
             self.costs[number] = found
         return self.costs[number]
+
+    def copied(self, group: frozenset[int]) -> set[Buffer]:
+        """Results of groups as one that larger results are made of, so that the input they update is copied to."""
+        members = [d for n in group for d in self.graph.members[n]]
+        updated = [d for d in members if d.buffer in self.updates]
+        if not updated:
+            return set()
+        most = max(numel(d.axes) for d in members)
+        read = {b for d in members for b in self.graph.reads[d] if self.updates.get(d.buffer) is not b}
+        return {d.buffer for d in updated if numel(d.axes) < most and {d.buffer, self.updates[d.buffer]} & read}
 
     def most_members(self, *numbers: int) -> int:
         """How many operations a kernel of these groups may have."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..ir.kernel import GridAxis, Kernel, ScheduledGroup, Share, StoreElement, walk
 from ..ir.poly import Axis, Poly
+from ..ir.program import Origin
 from ..ir.schedule import Factor, Schedule
 from ..ir.target import Target
 from .complete import entry_name
@@ -121,7 +122,7 @@ def _launch(kernels: Sequence[Kernel], shares: list[Share]) -> Kernel:
         grid=(GridAxis(Axis("program", total), total),),
         body=tuple(shares),
         locals=(),
-        origins=tuple(dict.fromkeys(o for k in kernels for o in k.origins)),
+        origins=_origins(kernels),
         schedule=replace(kernels[0].schedule, shares=tuple(k.schedule for k in kernels)),
         work=sum((k.work for k in kernels[1:]), kernels[0].work),
         descriptors=tuple(dict.fromkeys(d for k in kernels for d in k.descriptors)),
@@ -129,6 +130,14 @@ def _launch(kernels: Sequence[Kernel], shares: list[Share]) -> Kernel:
         flat=False,
         streams=any(k.streams for k in kernels) and all(k.streams for k in kernels if k.descriptors),
     )
+
+
+def _origins(kernels: Sequence[Kernel]) -> tuple[Origin, ...]:
+    """The operations of kernels; of those that do the same the first one's."""
+    alike: dict[tuple[tuple[str, str], ...], Kernel] = {}
+    for k in kernels:
+        alike.setdefault(tuple((o.op, o.line) for o in k.origins), k)
+    return tuple(dict.fromkeys(o for k in alike.values() for o in k.origins))
 
 
 # --- schedules of kernels that are to have one body ---
