@@ -13,6 +13,7 @@ from ..ir.program import Define
 from ..ir.target import Target
 from .groups import GroupGraph
 
+MOSTLY_LAUNCHING = 1.5  # times a launch: up to here a kernel waits more than it works
 MANY = 8  # of a kind, from which they are taken to share a launch
 
 
@@ -30,7 +31,10 @@ class Kin:
                 kinds.setdefault((depth[n], words([d.value])), []).append(d)
         self.count = {d: len(same) for same in kinds.values() if len(same) >= MANY for d in same}
 
-    def launches_us(self, a: int, b: int) -> float:
-        """What two groups do not save by one launch less, as others of their kind share it."""
-        most = max(min(self.count.get(d, 1) for d in self.graph.members[n]) for n in (a, b))
-        return self.target.launch_us * (1 - 1 / most)
+    def of(self, number: int) -> int:
+        """How many groups like this one there are."""
+        return min(self.count.get(d, 1) for d in self.graph.members[number])
+
+    def shared_us(self, number: int, time_us: float) -> float:
+        """What is not saved by a group less: a shared launch has it, and its programs wait while others run."""
+        return min(time_us, MOSTLY_LAUNCHING * self.target.launch_us) * (1 - 1 / self.of(number))

@@ -194,7 +194,9 @@ class Planner(PricedGroups):
         members = sorted([*graph.members[a], *graph.members[b]], key=graph.order)
         after = self.consider(members, frozenset((a, b)))
         before = [cost for n in (a, b) if (cost := self.cost(n)) is not None] if isinstance(after, Cost) else []
-        apart_us = sum(c.time_us for c in before) - self.kin.launches_us(a, b) - self._copied_us(a, b)
+        apart_us = sum(c.time_us for c in before)
+        if len(before) == 2:
+            apart_us -= self._lost_us({a: before[0], b: before[1]})
         if isinstance(after, Cost) and after.time_us < apart_us:
             after = self.price(members, frozenset((a, b)))
         if isinstance(after, Refusal) or len(before) < 2:
@@ -212,13 +214,14 @@ class Planner(PricedGroups):
         self.costs.pop(b, None)
         return True
 
-    def _copied_us(self, a: int, b: int) -> float:
-        """The time of copies into inputs that two groups together can no longer overwrite.
-
-        A small result that the programs of a large one need would be written while others still read the input.
-        """
-        lost = self.copied(frozenset((a, b))) - self.copied(frozenset((a,))) - self.copied(frozenset((b,)))
-        return sum(self.target.launch_us + 2 * storage_bytes(x) / self.target.memory_bytes_per_us for x in lost)
+    def _lost_us(self, costs: dict[int, Cost]) -> float:
+        """What two groups have only apart: the launch that one of them shares with others of its kind, and results
+        that overwrite inputs. Together these are copied; where both have their like, so are those of all others."""
+        kin = [self.kin.of(n) for n in costs]
+        shared = max(self.kin.shared_us(n, c.time_us) for n, c in costs.items()) if min(kin) == 1 else 0.0
+        copied = self.copied(frozenset(costs)).difference(*(self.copied(frozenset((n,))) for n in costs))
+        each = (self.target.launch_us + 2 * storage_bytes(x) / self.target.memory_bytes_per_us for x in copied)
+        return shared + min(kin) * sum(each)
 
     def _decide(self, a: int, b: int, kind: str, accepted: bool, reason: str, gain: float, moved: int) -> bool:
         names = [self.graph.members[n][-1].origin.node for n in (a, b)]

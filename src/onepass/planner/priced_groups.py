@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..analysis.access import numel
+from ..analysis.inline import identity_index, loads_of, reductions
 from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, postorder
@@ -107,18 +108,30 @@ class PricedGroups:
         return self.costs[number]
 
     def copied(self, group: frozenset[int]) -> set[Buffer]:
-        """Results of groups as one that larger results are made of, so that the input they update is copied to."""
+        """Results of groups as one that cannot overwrite their input: it is read elsewhere, or for larger results."""
         members = [d for n in group for d in self.graph.members[n]]
         updated = [d for d in members if d.buffer in self.updates]
         if not updated:
             return set()
         most = max(numel(d.axes) for d in members)
         read = {b for d in members for b in self.graph.reads[d] if self.updates.get(d.buffer) is not b}
-        return {d.buffer for d in updated if numel(d.axes) < most and {d.buffer, self.updates[d.buffer]} & read}
+        moved = {b for d in members for b in self.graph.reads[d] if b in read and _reads_elsewhere(d, b)}
+        return {
+            d.buffer
+            for d in updated
+            if self.updates[d.buffer] in moved or (numel(d.axes) < most and {d.buffer, self.updates[d.buffer]} & read)
+        }
 
     def most_members(self, *numbers: int) -> int:
         """How many operations a kernel of these groups may have."""
         return self.setting.limits.most_members((d for n in numbers for d in self.graph.members[n]), self.target)
+
+
+def _reads_elsewhere(define: Define, buffer: Buffer) -> bool:
+    """Whether a point-wise value reads a tensor of its size at other positions than its own."""
+    if reductions([define.value]) or len(define.axes) != len(buffer.shape):
+        return False
+    return not all(identity_index(e.index, define.dimensions) for e in loads_of([define.value])[buffer])
 
 
 def masked_failure(values: list[Expr]) -> str | None:
