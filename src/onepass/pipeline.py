@@ -133,8 +133,8 @@ def choose_regions(lowered: LoweredGraph, judge: Judge | None, limits: Limits) -
 
 
 def _setting(lowered: LoweredGraph, limits: Limits) -> Setting:
-    def shared(groups: Sequence[Group], apart_us: float) -> Shared:
-        return share(groups, lowered.target, apart_us, lambda g: _built(lowered, limits, g, g.schedule).value)
+    def shared(groups: Sequence[Group], alone_us: Sequence[float]) -> Shared:
+        return share(groups, lowered.target, alone_us, lambda g: _built(lowered, limits, g, g.schedule).value)
 
     return Setting(lowered.target, lowered.options, choose, choose_products, shared, lowered.answers, limits)
 

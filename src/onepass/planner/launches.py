@@ -22,7 +22,7 @@ from .setting import ShareLaunch
 Step: TypeAlias = Group | Extern
 MOST_KINDS = 8  # bodies of one launch
 AHEAD = 8  # launches that another kind of group is tried with
-GAIN = 0.9  # of the time apart that a launch of several kinds must be below
+LEAST_GAIN = 0.5  # of every launch that is not needed: the rest may go to what prediction does not see
 
 
 Peak: TypeAlias = Callable[[Sequence[Step]], int]
@@ -118,8 +118,11 @@ class Launches:
 
     # --- which ---
 
-    def share(self, share: ShareLaunch, alone_us: Callable[[Group], float], peak: Peak, limit: int) -> None:
+    def share(
+        self, share: ShareLaunch, alone_us: Callable[[Group], float], launch_us: float, peak: Peak, limit: int
+    ) -> None:
         """Join what gains. `alone_us`: a group's time without others; `limit`: of bytes at the peak."""
+        self.launch_us = launch_us
         self.ask, self.peak = share, peak
         self.limit = max(limit, peak(self.steps))
         kinds: dict[Hashable, list[int]] = {}
@@ -172,12 +175,12 @@ class Launches:
         if len({_kind(g) for g in groups}) > MOST_KINDS:
             return False
         apart_us = sum(self.times[k] for k in found)
-        alone_us = sum(self.alone[m] for m in members)
-        shared = self.ask(groups, alone_us)
+        each_us = [self.alone[m] for m in members]
+        shared, alone_us = self.ask(groups, each_us), sum(each_us)
         names = groups[0].members[-1].origin.node, groups[-1].members[-1].origin.node
         reason = f"predicted {shared.together_us:.1f} us as {len(groups)} parts of one launch, {alone_us:.1f} us apart"
         reason = shared.refusal or reason
-        gains = not shared.refusal and shared.together_us < (GAIN if quiet else 1.0) * apart_us
+        gains = not shared.refusal and apart_us - shared.together_us > LEAST_GAIN * self.launch_us * (len(found) - 1)
         if gains:
             kept = self._state()
             for other in others:

@@ -28,6 +28,7 @@ from .storage import place_updates
 
 CHEAP_COST = 6.0  # recomputing less than this per element beats a trip through memory
 SIBLING_NEIGHBOURS = 8
+LEAST_US = 0.5  # of a gain in bytes for which groups that share a launch anyway become one
 
 
 class Planner(PricedGroups):
@@ -47,7 +48,8 @@ class Planner(PricedGroups):
         if self.setting.options.fuse:
             placed, _, rereads, _ = place_updates(self.program, steps)
             found = Launches(self.program, steps, (source for _, source in rereads), self.setting.limits)
-            found.share(self.setting.share, self._alone_us, lambda s: plan_peak(self.program, s, placed), limit)
+            peak, launch_us = lambda s: plan_peak(self.program, s, placed), self.target.launch_us
+            found.share(self.setting.share, self._alone_us, launch_us, peak, limit)
             steps, launches = found.ordered()
             self.decisions += found.decisions
         in_place, copies, rereads, notes = place_updates(self.program, steps, launches)
@@ -204,6 +206,8 @@ class Planner(PricedGroups):
             return self._decide(a, b, kind, False, reason, 0.0, 0)
         gain = apart_us - after.time_us
         moved = sum(c.moved for c in before) - after.moved
+        if kind == "sibling" and min(map(self.kin.of, (a, b))) > 1:  # they will share a launch: only bytes count
+            gain = min(gain, moved / self.target.memory_bytes_per_us - LEAST_US)
         if gain <= 0:
             reason = f"predicted {after.time_us:.1f} us together, {apart_us:.1f} us apart"
             return self._decide(a, b, kind, False, reason, gain, moved)

@@ -16,13 +16,13 @@ from ..ir.target import Target
 
 Choose: TypeAlias = Callable[[Iterable[Store], Target, float, bool], Chosen | Refusal]
 ChooseProducts: TypeAlias = Callable[[Sequence[Contraction], Target, float], Chosen]
-ShareLaunch: TypeAlias = Callable[[Sequence[Group], float], Shared]
+ShareLaunch: TypeAlias = Callable[[Sequence[Group], Sequence[float]], Shared]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
     """`choose`, `choose_products`: the fastest way to run stores as one kernel, and contractions (`schedule/group.py`).
-    `share`: groups in one launch, given their time apart.
+    `share`: groups in one launch, given the time of each alone.
 
     `answers`: what is known of the graph. `limits`: of operations whose kernels spilled.
     """

@@ -147,23 +147,31 @@ def resembling(group: Group, target: Target, other: Schedule) -> Schedule:
     return like(own, other)
 
 
-def share(groups: Sequence[Group], target: Target, apart_us: float, built: Callable[[Group], ScheduledGroup]) -> Shared:
-    """Groups in one launch: those of one kind have the tiles of the largest. `apart_us`: their time apart."""
+def share(
+    groups: Sequence[Group], target: Target, alone_us: Sequence[float], built: Callable[[Group], ScheduledGroup]
+) -> Shared:
+    """Groups in one launch, given their times alone.
+
+    Those of one kind have the tiles of the largest; all have as many warps as the group that takes longest.
+    """
     found: dict[Hashable, list[Schedule]] = {}
     for g in groups:
         assert g.schedule is not None
         found.setdefault(kinds(g.schedule), []).append(g.schedule)
     most = {kind: largest(same) for kind, same in found.items()}
-    wanted = tuple(replace(g, schedule=resembling(g, target, most[kinds(g.schedule)])) for g in groups if g.schedule)
+    wanted = [replace(g, schedule=resembling(g, target, most[kinds(g.schedule)])) for g in groups if g.schedule]
+    longest, _ = max(zip(wanted, alone_us, strict=True), key=lambda found: found[1])
+    warps = longest.schedule.warps if longest.schedule is not None else 0
+    wanted = [replace(g, schedule=replace(g.schedule, warps=warps)) for g in wanted if g.schedule is not None]
     kernels = [built(g).kernels for g in wanted]
     if (reason := unshared([k for own in kernels for k in own], target)) is not None:
         return Shared(refusal=reason)
     steps = [[own[n] for own in kernels if len(own) > n] for n in range(max(map(len, kernels)))]
     launches = sum(map(len, kernels)) - len(steps)
-    us = apart_us - launches * target.launch_us
+    us = sum(alone_us) - launches * target.launch_us
     if target.warp:
         us = sum(price_together(each, target).total_us for each in steps)
-    return Shared(wanted, us)
+    return Shared(tuple(wanted), us)
 
 
 # --- the best one ---
