@@ -38,6 +38,7 @@ from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
+from .lowering.fused_updates import write_out_fused_updates
 from .lowering.known_masks import simplify_masks
 from .lowering.masked_attention import write_out_masked_attention
 from .lowering.origins import origin_of
@@ -269,6 +270,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         if chosen.fuse and multiplies:
             simplify_masks(graph)
             write_out_masked_attention(graph)
+        write_out_fused_updates(graph)
         made.mark = None
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)

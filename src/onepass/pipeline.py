@@ -6,7 +6,8 @@ caching the result is `compilation.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -24,7 +25,7 @@ from .explain.measure import measure
 from .ir.kernel import Kernel, ScheduledGroup
 from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
-from .ir.plan import FusionPlan, Group
+from .ir.plan import FusionPlan, Group, Shared
 from .ir.program import Program
 from .ir.record import CompileRecord, stage
 from .ir.schedule import Schedule
@@ -39,8 +40,9 @@ from .planner.plan import plan_fusion
 from .planner.regions import Regions
 from .planner.setting import Setting
 from .runtime.entries import GraphEntry
-from .schedule.group import choose, choose_products, neighbours, schedule_group, smaller
+from .schedule.group import choose, choose_products, neighbours, schedule_group, share, smaller
 from .schedule.overwriting import overwrite_rows
+from .schedule.shared_launch import share_launch
 
 CHECK_LEVEL = 5  # of the debug ladder
 Call: TypeAlias = Callable[[list[Any]], Any]
@@ -60,7 +62,7 @@ class LoweredGraph:
     answers: Answers
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PlannedGraph:
     """What the schedules that are tried for a graph have in common; `names` are those of the groups' kernels.
 
@@ -77,14 +79,24 @@ class PlannedGraph:
     def target(self) -> Target:
         return self.lowered.target
 
+    @functools.cached_property
+    def shared(self) -> set[str]:
+        """Names of groups that share a launch: their schedules are those of the plan."""
+        inside = {g for groups in self.plan.launches for g in groups}
+        return {name for name, group in self.names.items() if group in inside}
+
+    def name_of(self, group: Group) -> str:
+        return next(name for name, g in self.names.items() if g is group)
+
     def neighbours(self, name: str, schedule: Schedule | None = None) -> dict[str, Schedule]:
         """Schedules beside the planned one of a group, or beside another, by how they differ."""
         own = schedule or schedule_named(self, name).kernels[0].schedule
-        return _of_equal(self, name, own, "neighbours", neighbours).value
+        return _of_equal(self.lowered, self.limits, self.names[name], own, "neighbours", neighbours).value
 
     def smaller(self, name: str, count: int) -> list[Schedule]:
         """The next schedules of a group, each with fewer values per thread."""
-        return _of_equal(self, name, None, ("smaller", count), lambda g, target: smaller(g, target, count)).value
+        less = lambda g, target: smaller(g, target, count)  # noqa: E731
+        return _of_equal(self.lowered, self.limits, self.names[name], None, ("smaller", count), less).value
 
 
 def lower(graph: GraphModule, target: Target, options: Options, record: CompileRecord) -> LoweredGraph:
@@ -121,7 +133,10 @@ def choose_regions(lowered: LoweredGraph, judge: Judge | None, limits: Limits) -
 
 
 def _setting(lowered: LoweredGraph, limits: Limits) -> Setting:
-    return Setting(lowered.target, lowered.options, choose, choose_products, lowered.answers, limits)
+    def shared(groups: Sequence[Group], alone_us: Sequence[float]) -> Shared:
+        return share(groups, lowered.target, alone_us, lambda g: _built(lowered, limits, g, g.schedule).value)
+
+    return Setting(lowered.target, lowered.options, choose, choose_products, shared, lowered.answers, limits)
 
 
 def plan_regions(lowered: LoweredGraph, regions: Regions, limits: Limits = NO_LIMITS) -> PlannedGraph:
@@ -142,11 +157,13 @@ def compile_entry(planned: PlannedGraph, record: CompileRecord, choices: Choices
     with stage(record, "schedule"):
         scheduled = {g: schedule_named(planned, n, choices.get(n)) for n, g in planned.names.items()}
         plan, scheduled = overwrite_rows(plan, scheduled)
+        launched = share_launches(plan, scheduled)
     with stage(record, "emit"):
-        sources, numbers = emit_kernels(planned, [k for s in scheduled.values() for k in s.kernels])
+        sources, numbers = emit_kernels(planned, [k for s in launched.values() for k in s.kernels])
         checks = planned.lowered.options.debug >= CHECK_LEVEL
-        host = emit_host(observed(program, plan) if checks else program, plan, scheduled, numbers)
-    measure(record, program, plan, scheduled, {k: sources[n] for k, n in numbers.items()}, target)
+        host = emit_host(observed(program, plan) if checks else program, plan, launched, numbers)
+    texts = {k: sources[n] for k, n in numbers.items()}
+    measure(record, program, plan, (scheduled, launched), texts, target)
     entry = GraphEntry(host, tuple(sources), record, node_names(planned.lowered.graph))
     return entry, (lambda call: checked(call, program, plan)) if checks else None
 
@@ -154,25 +171,46 @@ def compile_entry(planned: PlannedGraph, record: CompileRecord, choices: Choices
 def schedule_named(planned: PlannedGraph, name: str, schedule: Schedule | None = None) -> ScheduledGroup:
     """The kernels of one group, by another schedule if one is given."""
 
+    group = planned.names[name]
+    answer = _built(planned.lowered, planned.limits, group, schedule)
+    return answer.value.over(answer.own, name, group.origins)
+
+
+def _built(lowered: LoweredGraph, limits: Limits, group: Group, schedule: Schedule | None) -> Answer[ScheduledGroup]:
+    """The kernels of a group, without names."""
+
     def built(group: Group, target: Target) -> ScheduledGroup:
         scheduled = schedule_group(group, target, "")
         for kernel in scheduled.kernels:
             verify_kernel(kernel)
         return scheduled
 
-    answer = _of_equal(planned, name, schedule, "built", built)
-    return answer.value.over(answer.own, name, planned.names[name].origins)
+    return _of_equal(lowered, limits, group, schedule, "built", built)
 
 
 def _of_equal(
-    planned: PlannedGraph, name: str, schedule: Schedule | None, about: Hashable, answer: Callable[[Group, Target], T]
+    lowered: LoweredGraph,
+    limits: Limits,
+    group: Group,
+    schedule: Schedule | None,
+    about: Hashable,
+    answer: Callable[[Group, Target], T],
 ) -> Answer[T]:
     """An answer about a group; equal groups have the same one, over their own buffers."""
-    group = planned.names[name]
-    target = planned.limits.narrowed(planned.target, group.members)
+    target = limits.narrowed(lowered.target, group.members)
     wanted = replace(group, schedule=schedule or group.schedule)
-    ask = planned.lowered.answers.ask
-    return ask((about, target, wanted.schedule), group.stores, (), lambda: answer(wanted, target))
+    return lowered.answers.ask((about, target, wanted.schedule), group.stores, (), lambda: answer(wanted, target))
+
+
+def share_launches(plan: FusionPlan, scheduled: dict[Group, ScheduledGroup]) -> dict[Group, ScheduledGroup]:
+    """Groups that share a launch leave their kernels to the first of them."""
+    launched = dict(scheduled)
+    for groups in plan.launches:
+        launched |= dict.fromkeys(groups, ScheduledGroup(()))
+        launched[groups[0]] = share_launch([scheduled[g] for g in groups])
+        for kernel in launched[groups[0]].kernels:
+            verify_kernel(kernel)
+    return launched
 
 
 def emit_kernels(

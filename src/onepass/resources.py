@@ -99,7 +99,7 @@ class Resources:
 
     def choices(self, planned: PlannedGraph) -> dict[str, Schedule]:
         """Which schedules the groups of a plan get, where it is not the planned one."""
-        found = {name: self._choice(name, planned) for name in planned.names}
+        found = {name: self._choice(name, planned) for name in planned.names if name not in planned.shared}
         return {name: schedule for name, schedule in found.items() if schedule is not None}
 
     def _choice(self, name: str, planned: PlannedGraph) -> Schedule | None:
@@ -128,7 +128,10 @@ class Resources:
         own: dict[str, list[KernelRecord]] = {}
         for kernel in kernels:
             own.setdefault(kernel.group, []).append(kernel)
+        limits = self._parted(planned, own, limits)
         for name, group in planned.names.items():
+            if name in planned.shared:
+                continue
             schedule, seen = self._choice(name, planned), self._seen.setdefault(_key(group, planned), {})
             if schedule not in seen:
                 seen[schedule] = self._facts(own[name], name, schedule, planned)
@@ -139,6 +142,16 @@ class Resources:
             if tighter is not None:
                 limits = tighter
                 self._note(name, "spill", f"every schedule spills: {_limit_text(group, limits, planned.target)}")
+        return limits
+
+    def _parted(self, planned: PlannedGraph, own: Mapping[str, Sequence[KernelRecord]], limits: Limits) -> Limits:
+        """The limits under which groups share no launch that spills."""
+        for groups in planned.plan.launches:
+            name = planned.name_of(groups[0])
+            spilled = max(_spilled(k, planned.target) for k in own[name])
+            if spilled > FEW_BYTES:
+                self._note(name, "launch", f"a launch of {len(groups)} parts spills {spilled} bytes")
+                limits = limits.parting(groups)
         return limits
 
     def _facts(
@@ -168,7 +181,11 @@ class Resources:
         """The limits of the next plan where kernels of some groups cannot be built; None where there are none left."""
         limits: Limits | None = planned.limits
         for name, error in problems.items():
-            limits = limits and limits.without(planned.names[name], planned.target)
+            together = next((own for own in planned.plan.launches if planned.names[name] in own), None)
+            if together is not None:
+                limits = limits and limits.parting(together)
+            else:
+                limits = limits and limits.without(planned.names[name], planned.target)
             self._note(name, "build", f"a kernel could not be built: {str(error).splitlines()[0]}")
         return limits
 

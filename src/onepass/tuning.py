@@ -101,6 +101,7 @@ class _Tried:
 
 
 LAUNCHING = Refusal("it is mostly launching")
+SHARING = Refusal("it shares a launch")
 DRAWING = Refusal("drawing random numbers takes most of it, in any layout")
 _Key = tuple[str, str, str, Trial, tuple[str, ...]]
 _decided: dict[_Key, Outcome] = {}  # what this process has found: equal layers of other graphs are not timed again
@@ -120,7 +121,9 @@ def tune_groups(
         for name in planned.names:
             predicted_us, floor_us = expected_us(planned, name, record)
             version: _Version | Refusal
-            if predicted_us < SMALLEST_US:
+            if name in planned.shared:
+                version = SHARING
+            elif predicted_us < SMALLEST_US:
                 version = LAUNCHING
             elif planned.lowered.options.tune == "quick" and _draws(planned.names[name]):
                 version = DRAWING

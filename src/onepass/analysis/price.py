@@ -11,8 +11,8 @@ and the price adds cache lines that are not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..ir import kernel as ir
 from ..ir.monoids import MONOIDS
@@ -400,14 +400,35 @@ def price(kernel: ir.Kernel, target: Target) -> Time:
     return times[0] if len(times) == 1 else _side_by_side(times)
 
 
-def _time(kernel: ir.Kernel, p: _Program, waits: float, target: Target) -> Time:
-    resident = _resident(kernel, p, target)
+def price_together(kernels: Sequence[ir.Kernel], target: Target) -> Time:
+    """The predicted time of kernels without products that share a launch: its programs have the chip together."""
+    if len(kernels) == 1:
+        return price(kernels[0], target)
+    walked: dict[ir.Kernel, tuple[_Program, float]] = {}
+    warps = max(k.warps for k in kernels)
+    for k in kernels:
+        if (k.like or k) not in walked:
+            program = _Program(k.grid, target, k.stages, max(1, warps) * target.warp)
+            walked[k.like or k] = program, program.block(k.body, 1.0)
+    each = [walked[k.like or k] for k in kernels]
+    count = sum(p.count for p, _ in each)
+    resident = min(_resident(k, p, target) for k, (p, _) in zip(kernels, each, strict=True))
+    wide = [replace(k, warps=warps) for k in kernels]
+    times = [_time(k, p, waits, target, (count, resident)) for k, (p, waits) in zip(wide, each, strict=True)]
+    longest = max(waits for _, waits in each)  # nothing ends before its own steps are done
+    whole = _side_by_side(times)
+    return replace(whole, serial_us=max(whole.serial_us, longest), resident=resident)
+
+
+def _time(kernel: ir.Kernel, p: _Program, waits: float, target: Target, company: tuple[int, int] | None = None) -> Time:
+    """`company`: the programs of all kernels of the launch, and how many of them a processor holds."""
+    count, resident = company or (p.count, _resident(kernel, p, target))
     places = target.processors * resident
     rounds = p.count / places
-    if rounds <= 8:
+    if rounds <= 8 and company is None:
         rounds = math.ceil(rounds)
-    each = p.count / target.processors  # programs of a processor; the one that has most of them is done last
-    work = math.ceil(each) * target.processors
+    each = count / target.processors  # programs of a processor; the one that has most of them is done last
+    work = math.ceil(each) * target.processors * p.count / count
     warps = min(resident, max(1.0, each)) * kernel.warps
     operations = p.operations + (target.rates.fold_cost * p.folds if p.products else 0.0)
     memory, cache = _memory(p, min(1.0, target.rates.own_share * each), places, target)
@@ -419,7 +440,7 @@ def _time(kernel: ir.Kernel, p: _Program, waits: float, target: Target) -> Time:
         scalar_us=work * operations / (target.operations_per_us * min(1.0, warps / target.rates.busy_warps)),
         matrix_us=work * p.products / target.products_per_us if p.products else 0.0,
         serial_us=rounds * waits,
-        start_us=target.rates.start_us * each,
+        start_us=target.rates.start_us * p.count / target.processors,
         launch_us=target.launch_us,
         programs=p.count,
         resident=resident,

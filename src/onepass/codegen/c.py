@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.poly import Poly, Symbol, product
+from ..ir.program import Buffer
 from ..ir.source import KernelSource
 from .c_ops import c_accumulate, c_combine, c_const, c_monoid_identity, c_pointwise, c_type, raises
 from .emitter import Emitter, bare, header, operand_dtype
@@ -25,8 +26,9 @@ def emit_c(kernel: ir.Kernel) -> KernelSource:
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
     heading = header(kernel, "//")
     return KernelSource(
-        kernel.name, "c", heading + text, kernel.entry, key, len(kernel.parameters), len(kernel.symbols), kernel.raises
-    )
+        kernel.name, "c", heading + text, kernel.entry, key, len(kernel.passed) + bool(kernel.parts),
+        len(kernel.symbols), kernel.raises,
+    )  # fmt: skip
 
 
 class _Emitter(Emitter):
@@ -38,19 +40,21 @@ class _Emitter(Emitter):
         """Everything but the header comment."""
         constant = {b: "" if b in self.kernel.writes else "const " for b in self.pointers}
         parameters = [f"{constant[b]}{c_type(b.dtype)} *{n}" for b, n in self.pointers.items()]
+        parameters += ["const int64_t *table"] if self.kernel.parts else []
         sizes = [f"int64_t {n}" for n in self.sizes.values()]
         stores = [x for x in ir.walk(self.kernel.body) if isinstance(x, ir.StoreElement) and x.staged is not None]
         streamed = list(dict.fromkeys(self.pointers[x.buffer] for x in stores))
         flags = [f"int {name}_touched" for name in streamed]
-        arguments = ", ".join((*self.pointers.values(), *self.sizes.values(), *(f"{n}_touched" for n in streamed)))
+        pointers = (*self.pointers.values(), *(("table",) if self.kernel.parts else ()))
+        arguments = ", ".join((*pointers, *self.sizes.values(), *(f"{n}_touched" for n in streamed)))
         self.line('#include "prelude.h"\n')
         taken = ", ".join((*parameters, *sizes, *flags, "int64_t first", "int64_t last"))
         with self.braces(f"static int programs({taken})"):
             self.line("int status = 0;")
             with self.braces("for (int64_t program = first; program < last; ++program)"):
-                self.positions(self.kernel.grid, "program")
-                for local in self.kernel.locals:
-                    self.array(local.dtype, local.name, self.size(local.size))
+                if not self.shared:
+                    self.positions(self.kernel.grid, "program")
+                self.arrays(self.kernel.locals)
                 self.block(self.kernel.body)
             if streamed:
                 self.line("op_stream_end();")
@@ -62,6 +66,16 @@ class _Emitter(Emitter):
     def braces(self, opening: str) -> AbstractContextManager[None]:
         """A block of C."""
         return self.nested(f"{opening} {{".lstrip(), "}")
+
+    @property
+    def shared(self) -> bool:
+        """Whether several kernels share the launch."""
+        return any(isinstance(s, ir.Share) for s in self.kernel.body)
+
+    def arrays(self, found: tuple[ir.Local, ...]) -> None:
+        """The scratch of a program."""
+        for local in found:
+            self.array(local.dtype, local.name, self.size(local.size))
 
     def array(self, dtype: DType, name: str, size: int | str, start: str = "") -> None:
         """An array, in whole cache lines."""
@@ -81,7 +95,14 @@ class _Emitter(Emitter):
             self.line("if (threads > count) threads = count;")
             self.line(f"if (threads <= 1 || {work} < {self.kernel.team_work}) return programs({arguments}, 0, count);")
             self.line("int status = 0;")
-            self.line("#pragma omp parallel num_threads(threads) reduction(| : status)")
+            team = "num_threads(threads) reduction(| : status)"
+            if self.shared:  # programs of one kernel take longer than those of another
+                self.line(f"#pragma omp parallel for schedule(dynamic, 1) {team}")
+                with self.braces("for (int64_t program = 0; program < count; ++program)"):
+                    self.line(f"status |= programs({arguments}, program, program + 1);")
+                self.line("return status;")
+                return
+            self.line(f"#pragma omp parallel {team}")
             with self.braces(""):
                 self.line("const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();")
                 self.line(f"status |= programs({arguments}, count * me / team, count * (me + 1) / team);")
@@ -123,6 +144,19 @@ class _Emitter(Emitter):
 
     def visit_WriteLocal(self, s: ir.WriteLocal) -> None:
         self.line(f"{s.local.name}[{self.poly(s.index)}] = {self.operand(s.value)};")
+
+    def visit_Share(self, s: ir.Share) -> None:
+        after = "" if s.first is Poly.ZERO else f"program >= {self.poly(s.first)} && "
+        with self.braces(f"if ({after}program < {self.poly(s.end)})"):
+            self.arrays(s.locals)
+            self.share(s, "program")
+
+    def pointer(self, name: str, buffer: Buffer, place: str, written: bool) -> None:
+        kind = f"{'' if written else 'const '}{c_type(buffer.dtype)} *"
+        self.line(f"{kind}const {name} = ({kind})*({place});")
+
+    def word(self, place: str, divisor: int) -> str:
+        return f"*({place})"
 
     def visit_When(self, s: ir.When) -> None:
         with self.braces(f"if ({self.operand(s.condition)})"):

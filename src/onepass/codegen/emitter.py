@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from ..ir.dtypes import DType
 from ..ir.expr import Const
-from ..ir.kernel import Bind, GridAxis, Kernel, Operand, Statement, Var
+from ..ir.kernel import Bind, GridAxis, Kernel, Operand, Parts, Share, Statement, Var
 from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol, nonnegative, sum_text
 from ..ir.program import Buffer
 
@@ -23,7 +23,7 @@ class Emitter:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.pointers: dict[Buffer, str] = {}
-        for b in kernel.parameters:
+        for b in kernel.passed:
             self.pointers[b] = f"out{kernel.writes.index(b)}" if b in kernel.writes else f"in{len(self.pointers)}"
         self.sizes = {s: f"n{k}" for k, s in enumerate(kernel.symbols)}
         self.lines: list[str] = []
@@ -64,6 +64,46 @@ class Emitter:
             left = self.split(axes[k].axis.name, k, left, self.divisor(axes[k].extent))
         if axes:
             self.bind(axes[0].axis.name, left)
+
+    def part(self, parts: Parts) -> str:
+        """Which part the program is one of: the buffers and numbers that it has; its number among the part's own."""
+        count = parts.count
+        self.bind("part", f"op_part({self.table(parts.numbers_at)}, {count}, program{self.searched(count)})")
+        for k, buffers in enumerate(parts.buffers):
+            written = buffers[0] in self.kernel.writes
+            name = self.pointers[buffers[0]] = f"{'to' if written else 'from'}{k}"
+            self.pointer(name, buffers[0], f"{self.table(parts.buffers_at + k * count)} + part", written)
+        for k, (symbol, _) in enumerate(parts.numbers):
+            place = f"{self.table(parts.numbers_at + (k + 1) * count)} + part"
+            self.bind(symbol.name, self.word(place, parts.divisor(k)))
+        return f"(program - {self.word(f'{self.table(parts.numbers_at)} + part', 1)})"
+
+    def table(self, at: int) -> str:
+        """A place in the kernel's table."""
+        return f"table + {at}" if at else "table"
+
+    def searched(self, count: int) -> str:
+        """What else the search for a part is told."""
+        return ""
+
+    def pointer(self, name: str, buffer: Buffer, place: str, written: bool) -> None:
+        """A pointer from the table gets a name."""
+        raise NotImplementedError
+
+    def word(self, place: str, divisor: int) -> str:
+        """A number from the table, which is a multiple of a divisor."""
+        raise NotImplementedError
+
+    def share(self, s: Share, number: str) -> None:
+        """What programs of a range do; `number`: of a program of the launch."""
+        outside = dict(self.pointers)
+        if s.parts is not None:
+            number = self.part(s.parts)
+        elif s.first is not Poly.ZERO:
+            number = f"({number} - {self.poly(s.first)})"
+        self.positions(s.grid, number)
+        self.block(s.body)
+        self.pointers = outside
 
     def visit_Bind(self, s: Bind) -> None:
         self.bind(s.axis.name, self.poly(s.value))

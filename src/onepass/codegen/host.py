@@ -54,8 +54,11 @@ def launch_of(
 ) -> ir.Launch:
     """The launch of a kernel, with the names of buffers and the texts of sizes."""
     by_value = kernel.numbers if kernel.warps else ()
-    buffers = tuple(name(b) for b in kernel.parameters if b not in by_value)
-    launch = ir.Launch(number, buffers, tuple(map(size, kernel.symbols)))
+    buffers = tuple(name(b) for b in kernel.passed if b not in by_value)
+    rows = [b for parts in kernel.parts for row in parts.buffers for b in row]
+    words = [n for parts in kernel.parts for row in (parts.firsts, *(r for _, r in parts.numbers)) for n in row]
+    table = (*(ir.Ref(name(b)) for b in rows), *(ir.SizeOf(size(n)) for n in words))
+    launch = ir.Launch(number, buffers, tuple(map(size, kernel.symbols)), table=table)
     if not kernel.warps:
         return launch
     numbers, device = tuple(map(name, by_value)), kernel.writes[0].device

@@ -528,6 +528,16 @@ OP double op_uniform_f64(uint32_t word) { return (double)word * 0x1p-32; }
 
 /* ---- index arithmetic of generated loops: divisors are positive ---- */
 OP int64_t op_index_min(int64_t a, int64_t b) { return a < b ? a : b; }
+/* Which of several kernels a program is one of: the last whose first program is not after it. */
+OP int64_t op_part(const int64_t *firsts, int64_t count, int64_t program) {
+  int64_t low = 0;
+  while (count > 1) {
+    const int64_t half = count / 2;
+    if (firsts[low + half] <= program) low += half;
+    count -= half;
+  }
+  return low;
+}
 OP int64_t op_index_floordiv(int64_t a, int64_t b) { return a / b - ((a % b) < 0); }
 OP int64_t op_index_remainder(int64_t a, int64_t b) { const int64_t r = a % b; return r < 0 ? r + b : r; }
 

@@ -28,11 +28,13 @@ from .triton_text import NO_AXES, OpenTile
 def emit_triton(kernel: ir.Kernel, exact: bool = False, overlaps: bool = False) -> KernelSource:
     """The Triton module of one kernel. `exact`: a product and a sum are never contracted."""
     text = TritonEmitter(kernel, overlaps, describe=True).unit()
-    general = TritonEmitter(kernel, overlaps, describe=False).unit() if kernel.descriptors else ""
-    pointers = [b for b in kernel.parameters if b not in kernel.numbers]
+    special = kernel.descriptors or kernel.parts
+    general = TritonEmitter(kernel, overlaps, describe=False).unit() if special else ""
+    pointers = [b for b in kernel.passed if b not in kernel.numbers]
+    table = ("*i64",) if kernel.parts else ()
     words = len(kernel.numbers) + len(kernel.symbols)
     types = {b: signature_type(b.dtype, b in kernel.matrices) for b in pointers}
-    signature = tuple(f"*{types[b]}" for b in pointers) + ("i64",) * words
+    signature = tuple(f"*{types[b]}" for b in pointers) + table + ("i64",) * words
     signature += tuple(f"tensordesc<{types[d.buffer]}{list(d.block)}>" for d in kernel.descriptors)
     matrices = tuple(Matrix(pointers.index(d.buffer), d.rows, d.columns) for d in kernel.descriptors)
     multiples = tuple(len(kernel.numbers) + kernel.symbols.index(s) for s in kernel.multiples)
@@ -40,7 +42,7 @@ def emit_triton(kernel: ir.Kernel, exact: bool = False, overlaps: bool = False) 
     facts = f"{signature} {matrices} {multiples} {MULTIPLE} {options}"
     key = hashlib.sha256(f"{text}\0{facts}".encode()).hexdigest()[:32]
     return KernelSource(
-        kernel.name, "triton", header(kernel, "#") + text, kernel.entry, key, len(pointers), words,
+        kernel.name, "triton", header(kernel, "#") + text, kernel.entry, key, len(pointers) + len(table), words,
         raises=False, signature=signature, warps=kernel.warps, stages=kernel.stages, exact=exact,
         matrices=matrices, general=general, multiples=multiples, streams=kernel.streams, overlaps=overlaps,
         denormals=kernel.denormals, asserts=kernel.asserts,
@@ -54,15 +56,16 @@ class TritonEmitter(ProductEmitter):
 
     def unit(self) -> str:
         """Everything but the header comment."""
-        named = (*self.pointers.values(), *self.numbers.values(), *self.sizes.values(), *self.described)
+        table = ("table",) if self.kernel.parts else ()
+        named = (*self.pointers.values(), *table, *self.numbers.values(), *self.sizes.values(), *self.described)
         self.line("@triton.jit")
         self.line(f"def {self.kernel.entry}({', '.join(named)}):")
         self.depth += 1
         if self.overlaps:  # before anything is read or written
             self.line("op_wait_for_last_kernel()")
         self.grid()
-        if self.rank:
-            self.line(f"zero = tl.full({[1] * self.rank}, 0, {self.index})")
+        if self.one_rank:
+            self.zero()
         self.block(self.kernel.body)
         body = "\n".join(self.lines) + "\n"
         names = sorted(set(re.findall(r"\bop_\w+", body)))

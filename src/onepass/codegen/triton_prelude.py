@@ -261,6 +261,13 @@ def op_join_welford(mean, m2, count, mean_b, m2_b, count_b):
     return moved, (m2 + m2_b) + spread, total
 
 
+def op_part(firsts, count: tl.constexpr, program, lanes: tl.constexpr):
+    """Which of several kernels a program is one of, by the first programs of all."""
+    k = tl.arange(0, lanes)
+    first = tl.load(firsts + k, mask=k < count, other=0x7FFFFFFF)
+    return tl.reduce((first <= program).to(tl.int32), 0, op_join_sum) - 1
+
+
 def op_fold_sum(x, axis: tl.constexpr):
     """The sum along one axis, which stays with extent 1."""
     return tl.reduce(x, axis, op_join_sum, keep_dims=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ..analysis.access import power_above
 from ..ir.dtypes import DType
 from ..ir.kernel import Contract, LoadElement, LoadTile, Operand, Share, StoreElement, StoreTile, Var
 from ..ir.poly import Poly
+from ..ir.program import Buffer
 from ..ir.states import identities
 from .emitter import bare, operand_dtype
 from .triton_ops import MATRIX_TYPES, triton_type
-from .triton_text import NO_AXES, TileEmitter
+from .triton_text import NO_AXES, TileEmitter, tile_rank
 
 
 class ProductEmitter(TileEmitter):
@@ -69,6 +71,22 @@ class ProductEmitter(TileEmitter):
         else:
             after = "" if s.first is Poly.ZERO else f"(program >= {first}) & "
             opening = f"if {after}(program < {end}):"
+        dims, loaded, rank = dict(self.dims), set(self.loaded), self.rank  # another range may use the same names
         with self.nested(opening):
-            self.positions(s.grid, number if s.first is Poly.ZERO else f"({number} - {first})")
-            self.block(s.body)
+            if not self.one_rank:
+                self.rank = tile_rank(s.body)
+                self.zero()
+            self.share(s, number)
+        self.dims, self.loaded, self.rank = dims, loaded, rank
+
+    def searched(self, count: int) -> str:
+        return f", {power_above(count)}"
+
+    def pointer(self, name: str, buffer: Buffer, place: str, written: bool) -> None:
+        element = triton_type(buffer.dtype)
+        text = f"tl.load({place}).to(tl.pointer_type({element}))"
+        self.bind(name, f"tl.multiple_of({text}, 16)" if self.aligned else text)
+
+    def word(self, place: str, divisor: int) -> str:
+        text = f"tl.load({place})" + ("" if self.kernel.wide else ".to(tl.int32)")
+        return f"tl.multiple_of({text}, {divisor})" if divisor > 1 else text

@@ -37,6 +37,7 @@ class TileEmitter(Emitter):
         super().__init__(kernel)
         self.overlaps = overlaps
         self.described = [d.name for d in kernel.descriptors] if describe else []
+        self.aligned = describe  # addresses in a table are on 16 bytes
         self.numbers = {b: self.pointers.pop(b) for b in kernel.numbers}
         self.index = "tl.int64" if kernel.wide else "tl.int32"
         self.tiles: dict[str, OpenTile] = {}
@@ -44,7 +45,13 @@ class TileEmitter(Emitter):
         self.loaded: set[str] = set()  # names that hold zero where lanes do not count
         self.typed: set[str] = set()  # names that have the type of the matrix unit
         self.rank = tile_rank(kernel.body)
+        self.one_rank = len({tile_rank(s.body) for s in kernel.body if isinstance(s, ir.Share)}) < 2
         self.near = True  # whether 32 bits are enough for what is written
+
+    def zero(self) -> None:
+        """What makes a scalar a tile."""
+        if self.rank:
+            self.line(f"zero = tl.full({[1] * self.rank}, 0, {self.index})")
 
     def split(self, name: str, number: int, left: str, extent: str) -> str:
         self.bind(f"program{number}", left)

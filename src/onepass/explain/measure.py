@@ -6,10 +6,12 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..analysis.access import assumed_size, loads_bytes, operation_cost, storage_bytes
 from ..analysis.inline import loads_of
 from ..analysis.nest import opened
-from ..analysis.price import price
+from ..analysis.price import price, price_together
 from ..analysis.unify import unify
 from ..ir.expr import Expr
 from ..ir.kernel import Kernel, ScheduledGroup
@@ -21,16 +23,22 @@ from ..ir.source import KernelSource
 from ..ir.target import Target
 from ..planner.cost import predict_us
 
+Scheduled = dict[Group, ScheduledGroup]
+
 
 def measure(
     record: CompileRecord,
     program: Program,
     plan: FusionPlan,
-    scheduled: dict[Group, ScheduledGroup],
+    kernels: tuple[Scheduled, Scheduled],
     sources: dict[Kernel, KernelSource],
     target: Target,
 ) -> None:
-    """Write what happened into the record, in the place of what an earlier schedule left there."""
+    """Write what happened into the record, in the place of what an earlier schedule left there.
+
+    `kernels`: of every group, alone and as they are launched.
+    """
+    scheduled, launched = kernels
     record.program, record.plan = repr(program), "\n".join(map(_step_text, plan.steps))
     symbols = [*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources]
     record.sizes = {s.name: assumed_size(s) for s in symbols}
@@ -39,8 +47,13 @@ def measure(
         for k in result.kernels:
             if (same := k.like or k) not in numbers:
                 numbers[same] = _numbers(group, k, result, target)
-    made = [k for result in scheduled.values() for k in result.kernels]
-    record.kernels = [_kernel_record(k, numbers[k.like or k], sources[k]) for k in made]
+    together = {groups[0]: [scheduled[g].kernels for g in groups] for groups in plan.launches}
+    record.kernels = []
+    for group, result in launched.items():
+        for n, k in enumerate(result.kernels):
+            parts = [own[n] for own in together.get(group, [result.kernels]) if len(own) > n]
+            found = _sum([numbers[p.like or p] for p in parts], parts, target)
+            record.kernels.append(_kernel_record(k, parts, found, sources[k]))
     record.externs = [_extern_record(step) for step in plan.steps if isinstance(step, Extern)]
     record.decisions = list(plan.decisions)
     in_externs = sum(e.bytes_moved for e in record.externs)
@@ -52,8 +65,26 @@ def measure(
     record.bytes_minimum = _minimum(program, updates)
 
 
-def _kernel_record(kernel: Kernel, numbers: tuple[int, int, float], source: KernelSource) -> KernelRecord:
-    operations = [{"node": o.node, "op": o.op, "line": o.line} for o in kernel.origins]
+def _sum(each: list[tuple[int, int, float]], kernels: list[Kernel], target: Target) -> tuple[int, int, float]:
+    """The numbers of a launch from those of its parts."""
+    if len(each) == 1:
+        return each[0]
+    read, written, alone_us = (sum(n) for n in zip(*each, strict=True))
+    saved_us = (len(each) - 1) * target.launch_us
+    return int(read), int(written), price_together(kernels, target).total_us if target.warp else alone_us - saved_us
+
+
+def _kernel_record(
+    kernel: Kernel, parts: Sequence[Kernel], numbers: tuple[int, int, float], source: KernelSource
+) -> KernelRecord:
+    """Of parts that do the same the first one's operations are named."""
+    alike: dict[tuple[tuple[str, str], ...], list[Kernel]] = {}
+    for part in parts:
+        alike.setdefault(tuple((o.op, o.line) for o in part.origins), []).append(part)
+    operations = []
+    for same in alike.values():
+        several = {"parts": str(len(same))} if len(same) > 1 else {}
+        operations += [{"node": o.node, "op": o.op, "line": o.line} | several for o in same[0].origins]
     read, written, predicted_us = numbers
     return KernelRecord(kernel.name, operations, read, written, str(kernel.schedule), source.text, predicted_us)
 

@@ -178,10 +178,13 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
     if kernel.tuning:
         yield f"    tuning    {_one_line(kernel.tuning)}"
         yield from (f"      {trial_line(t)}" for t in kernel.trials[1:])  # the first is in the line above
-    rows = _by_line(kernel.operations)
-    width = min(max((len(names) for names, _ in rows), default=0), 48)
-    for names, line in rows:
-        yield "    " + f"{names:<{width}}  {line}".rstrip()
+    for count, part in groupby(kernel.operations, lambda o: o.get("parts", "")):
+        if count:
+            yield f"    {count} equal parts:"
+        rows = _by_line(list(part))
+        width = min(max((len(names) for names, _ in rows), default=0), 48)
+        for names, line in rows:
+            yield "    " + "  " * bool(count) + f"{names:<{width}}  {line}".rstrip()
 
 
 def _by_line(operations: list[dict[str, str]]) -> list[tuple[str, str]]:

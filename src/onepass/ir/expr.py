@@ -38,15 +38,17 @@ def _infix(op: str, reflected: bool = False) -> Callable[[Expr, Expr | float], E
 class Expr(metaclass=Interned):
     """A scalar value at a point of its free axes. Arithmetic and bits as operators: see `calculate`.
 
-    Operands that commute are sorted by `order`, which follows from what is computed on buffers of which layout, the
-    same in every process and in every layer of a model; where it is equal by `place`, the first buffer that is read.
+    Operands that commute are sorted by `kind`, which follows from what is computed, then by `order`, which follows from
+    the layouts of buffers too: both are the same in every process and in every layer of a model. Where they are equal,
+    `place` decides, the first buffer that is read.
     """
 
-    __slots__ = ("__weakref__", "axes", "children", "dtype", "order", "place", "serial")
+    __slots__ = ("__weakref__", "axes", "children", "dtype", "kind", "order", "place", "serial")
     dtype: DType
     axes: frozenset[Axis]
     children: tuple[Expr, ...]
     serial: int
+    kind: int
     order: int
     place: int
 
@@ -56,6 +58,8 @@ class Expr(metaclass=Interned):
         """`own`: what this node is beside its type and operands, as numbers."""
         self.dtype, self.axes, self.children, self.serial = dtype, axes, children, next(_serial)
         kind = digest(type(self).__name__), digest(dtype.value)
+        what = bool(axes) if isinstance(self, Load | Index) else own[0]  # no sizes
+        self.kind = hash((kind, what, *(c.kind for c in children))) & _WORD
         self.order = hash((kind, own, *(c.order for c in children))) & _WORD
         self.place = min((place, *(c.place for c in children)))
 
@@ -103,7 +107,7 @@ class Const(Expr):
     def __init__(self, dtype: DType, payload: str) -> None:
         self.payload = payload
         self._set(dtype, _NO_AXES, (), digest(payload))
-        self.order |= _LAST  # x * 2.0 is easier to read than 2.0 * x
+        self.kind |= _LAST  # x * 2.0 is easier to read than 2.0 * x
 
     @property
     def value(self) -> float | int | bool:
@@ -289,9 +293,13 @@ def pointwise(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return args[0]
         case "eq" | "ne" | "maximum" | "minimum" if (known := _KNOWN[op](op, *args)) is not None:
             return known
-    if info.commutative and (args[1].order, args[1].place) < (args[0].order, args[0].place):
+    if info.commutative and _rank(args[1]) < _rank(args[0]):
         args = (args[1], args[0])
     return Pointwise(op, args, dtype)
+
+
+def _rank(e: Expr) -> tuple[int, int, int]:
+    return e.kind, e.order, e.place
 
 
 def _extreme(op: str, left: Expr, right: Expr) -> Expr | None:

@@ -10,6 +10,7 @@ its block instead of a loop, and `Fold` reduces over opened axes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -365,21 +366,46 @@ class GridAxis:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Kernels with one body, in which the first one's buffers stand and a symbol for every number that differs.
+
+    `firsts`: the first program of each; `buffers`: what each has in the place of a buffer; `numbers`: of a symbol. A
+    table in memory holds them all, `buffers_at` and `numbers_at` words from its start: a row of words, one for each
+    part, for every buffer, then one for `firsts` and one for every symbol.
+    """
+
+    count: int
+    end: Poly
+    firsts: tuple[Poly, ...]
+    buffers: tuple[tuple[Buffer, ...], ...]
+    numbers: tuple[tuple[Symbol, tuple[Poly, ...]], ...]
+    buffers_at: int = 0
+    numbers_at: int = 0
+
+    def divisor(self, number: int) -> int:
+        """A power of two, at most 16, that divides a number of every part."""
+        constants = [p.constant for p in self.numbers[number][1]]
+        return math.gcd(16, *(1 if n is None else n for n in constants))
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """Programs of a launch that have a grid and a body of their own: those from `first` on, as many as it has.
 
-    `flat`: as of a kernel.
+    `flat`, `locals`: as of a kernel. `parts`: the programs are several kernels', one after another.
     """
 
     first: Poly
     grid: tuple[GridAxis, ...]
     body: tuple[Statement, ...]
     flat: bool = False
+    locals: tuple[Local, ...] = ()
+    parts: Parts | None = None
 
     @property
     def end(self) -> Poly:
         """The first program that is not one of them."""
-        return self.first + product(g.extent for g in self.grid)
+        return self.parts.end if self.parts is not None else self.first + product(g.extent for g in self.grid)
 
 
 Statement: TypeAlias = (
@@ -454,6 +480,20 @@ class Kernel:
     @property
     def parameters(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys((*self.writes, *self.reads)))
+
+    @property
+    def parts(self) -> tuple[Parts, ...]:
+        """The ranges of programs with a table."""
+        return tuple(s.parts for s in self.body if isinstance(s, Share) and s.parts is not None)
+
+    @property
+    def passed(self) -> tuple[Buffer, ...]:
+        """The parameters that are arguments of the launch; all others are in its table."""
+        if not self.parts:
+            return self.parameters
+        alone = walk(tuple(s for s in self.body if not isinstance(s, Share) or s.parts is None))
+        used = {s.buffer for s in alone if isinstance(s, LoadElement | LoadTile | StoreElement | StoreTile)}
+        return tuple(b for b in self.parameters if b in used)
 
     @property
     def programs(self) -> Poly:

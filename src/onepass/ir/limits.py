@@ -26,6 +26,7 @@ class Limits:
     members: Mapping[str, int] = field(default_factory=dict)  # operations in one kernel
     uncarried: frozenset[str] = frozenset()  # no states are carried over long rows
     products: Mapping[str, int] = field(default_factory=dict)  # what kernels with matrix products have given up
+    apart: frozenset[str] = frozenset()  # these share no launch
     doubted: frozenset[str] = frozenset()  # prediction says too little of kernels with these: every call is a close one
 
     def given_up(self, defines: Iterable[Define]) -> int:
@@ -55,6 +56,10 @@ class Limits:
         if group.products:
             return self._giving_up(group, max(PRODUCTS, self.given_up(_summed(group)) + 1))
         return self._halved(group, target)
+
+    def parting(self, groups: Iterable[Group]) -> Limits:
+        """Limits under which groups share no launch."""
+        return replace(self, apart=self.apart.union(s.buffer.name for g in groups for s in g.stores))
 
     def doubting(self, group: Group) -> Limits:
         """Limits under which the group's products are measured in one kernel and by the library."""

@@ -39,6 +39,7 @@ class Decision:
     producer: str
     consumer: str
     # "vertical" | "sibling" | "recompute" | "in-place" | "chain" | "library" | "rows" | "tiles" | "product" | "beside"
+    # | "launch"
     kind: str
     accepted: bool
     reason: str
@@ -64,12 +65,25 @@ class Group:
         return self.schedule is not None and self.schedule.multiplies
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Groups in one launch, with the schedules they have there. `refusal`: why there is none."""
+
+    groups: tuple[Group, ...] = ()
+    together_us: float = 0.0
+    refusal: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FusionPlan:
-    """Groups and externs in execution order; `in_place` maps a stored buffer to the input it overwrites."""
+    """Groups and externs in execution order; `in_place` maps a stored buffer to the input it overwrites.
+
+    `launches`: groups that share one, neighbours among the steps.
+    """
 
     steps: tuple[Group | Extern, ...]
     decisions: tuple[Decision, ...]
     in_place: dict[Buffer, Buffer] = field(default_factory=dict)
     copies: tuple[tuple[Buffer, Buffer], ...] = ()  # (input, source) copied at the end
     rereads: tuple[tuple[Buffer, Buffer], ...] = ()  # those whose kernel reads the input in several places: it may do
+    launches: tuple[tuple[Group, ...], ...] = ()

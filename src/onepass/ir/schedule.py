@@ -64,7 +64,10 @@ class Schedule:
 
     def __str__(self) -> str:
         if self.shares:
-            return " | ".join(dict.fromkeys(map(str, self.shares)))
+            alike: dict[object, list[Schedule]] = {}
+            for s in self.shares:
+                alike.setdefault((tuple(f for _, f in s.axes), s.warps) if not s.multiplies else str(s), []).append(s)
+            return " | ".join(f"{own[0]}{f' ({len(own)} parts)' * (len(own) > 1)}" for own in alike.values())
         words = []
         for axis, factor in self.axes:
             words.append(f"{axis.name}[{axis.extent!r}]: {factor}")
@@ -77,7 +80,7 @@ class Schedule:
     @property
     def multiplies(self) -> bool:
         """Whether the kernel computes matrix products."""
-        return bool(self.shares) or any(factor.role for _, factor in self.axes)
+        return any(s.multiplies for s in self.shares) or any(factor.role for _, factor in self.axes)
 
     def factor(self, axis: Axis) -> Factor:
         """How an axis runs."""

@@ -145,7 +145,8 @@ class Allocate:
 class Launch:
     """Run kernel number `kernel` on buffers and sizes.
 
-    A tile kernel has a grid of `programs` on a `device`; `numbers` are buffers handed over by value.
+    A tile kernel has a grid of `programs` on a `device`; `numbers` are buffers handed over by value. `table`: what the
+    words of the kernel's table are, addresses first.
     """
 
     kernel: int
@@ -154,6 +155,7 @@ class Launch:
     programs: str = ""
     device: str = ""
     numbers: tuple[str, ...] = ()
+    table: tuple[Ref | SizeOf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

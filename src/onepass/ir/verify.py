@@ -217,10 +217,24 @@ def _verify_loop(kernel: Kernel, s: k.Loop, scope: _Scope) -> None:
 
 def _verify_share(kernel: Kernel, s: k.Share, scope: _Scope) -> None:
     _use_poly(kernel, s.end, scope, s)
-    inside = {g.axis.name for g in s.grid}
-    if len(inside) != len(s.grid) or inside & scope.names:
+    if s.parts is not None:
+        _verify_parts(kernel, s.parts)
+    inside = {g.axis.name for g in s.grid} | ({n.name for n, _ in s.parts.numbers} if s.parts is not None else set())
+    numbers = len(s.parts.numbers) if s.parts is not None else 0
+    if len(inside) != len(s.grid) + numbers or inside & scope.names:
         raise VerifyError(f"{kernel.name}: a grid axis hides another")
     _verify_block(kernel, s.body, _Scope(scope.names | inside, scope.accumulators))
+
+
+def _verify_parts(kernel: Kernel, parts: k.Parts) -> None:
+    columns = (parts.firsts, *parts.buffers, *(n for _, n in parts.numbers))
+    if any(len(c) != parts.count for c in columns):
+        raise VerifyError(f"{kernel.name}: a part lacks a buffer or a number")
+    for buffers in parts.buffers:
+        for buffer in buffers:
+            _parameter(kernel, buffer, kernel.writes if buffers[0] in kernel.writes else kernel.reads)
+        if len({(b.dtype, b.device) for b in buffers}) > 1:
+            raise VerifyError(f"{kernel.name}: buffers of one place have several types")
 
 
 def _started(kernel: Kernel, name: str, scope: _Scope) -> None:

@@ -6,7 +6,7 @@ not need more than eager would.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ..analysis.access import storage_bytes
 from ..analysis.inline import loaded
@@ -16,9 +16,9 @@ from ..ir.program import Buffer, Define, Extern, Program, buffers_in
 Step = tuple[list[Buffer], set[Buffer]]  # (made, used)
 
 
-def plan_peak(program: Program, steps: Sequence[Group | Extern]) -> int:
-    """The most bytes alive at once when the steps run in order."""
-    return _peak(program, [_group_step(s) if isinstance(s, Group) else _extern_step(s) for s in steps])
+def plan_peak(program: Program, steps: Sequence[Group | Extern], in_place: Collection[Buffer] = ()) -> int:
+    """The most bytes alive at once when the steps run in order. `in_place`: results that overwrite inputs."""
+    return _peak(program, [_group_step(s) if isinstance(s, Group) else _extern_step(s) for s in steps], in_place)
 
 
 def eager_peak(program: Program) -> int:
@@ -41,11 +41,11 @@ def _extern_step(step: Extern) -> Step:
     return made, {*buffers_in((step.args, step.kwargs))}
 
 
-def _peak(program: Program, steps: Iterable[Step]) -> int:
+def _peak(program: Program, steps: Iterable[Step], in_place: Collection[Buffer] = ()) -> int:
     steps = list(steps)
     kept = {*buffers_in(program.outputs)}
     last = {b: k for k, (made, used) in enumerate(steps) for b in (*made, *used)}
-    given = {b for b in program.inputs if isinstance(b, Buffer)}
+    given = {*in_place, *(b for b in program.inputs if isinstance(b, Buffer))}
     given |= {e.result for e in program.externs() if isinstance(e.result, Buffer) and e.overwrites is not None}
     dying: dict[int, list[Buffer]] = {}
     for b, k in last.items():

@@ -18,6 +18,7 @@ from ..ir.plan import Decision, FusionPlan, Group, Store
 from ..ir.program import Define, Extern
 from ..ir.schedule import Schedule
 from .cost import Cost
+from .launches import Launches
 from .memory import eager_peak, plan_peak
 from .priced_groups import PricedGroups, failing
 from .recompute import recompute
@@ -27,6 +28,7 @@ from .storage import place_updates
 
 CHEAP_COST = 6.0  # recomputing less than this per element beats a trip through memory
 SIBLING_NEIGHBOURS = 8
+LEAST_US = 0.5  # of a gain in bytes for which groups that share a launch anyway become one
 
 
 class Planner(PricedGroups):
@@ -42,8 +44,21 @@ class Planner(PricedGroups):
                 Decision("plan", "plan", "sibling", False, f"{needed} bytes at the peak, eager needs {limit}", 0.0, 0)
             )
             steps = self.fused_steps(siblings=False)
-        in_place, copies, rereads, notes = place_updates(self.program, steps)
-        return FusionPlan(steps, (*self.decisions, *notes), in_place, copies, rereads)
+        launches: list[tuple[Group, ...]] = []
+        if self.setting.options.fuse:
+            placed, _, rereads, _ = place_updates(self.program, steps)
+            found = Launches(self.program, steps, (source for _, source in rereads), self.setting.limits)
+            peak, launch_us = lambda s: plan_peak(self.program, s, placed), self.target.launch_us
+            found.share(self.setting.share, self._alone_us, launch_us, peak, limit)
+            steps, launches = found.ordered()
+            self.decisions += found.decisions
+        in_place, copies, rereads, notes = place_updates(self.program, steps, launches)
+        return FusionPlan(steps, (*self.decisions, *notes), in_place, copies, rereads, tuple(launches))
+
+    def _alone_us(self, group: Group) -> float:
+        """The time of a group that is planned."""
+        cost = self.cost(self.graph.node_of[group.stores[0].buffer])
+        return cost.time_us if cost is not None else 0.0
 
     def fused_steps(self, siblings: bool) -> tuple[Group | Extern, ...]:
         """The steps after all fusions that gain."""
@@ -182,6 +197,8 @@ class Planner(PricedGroups):
         after = self.consider(members, frozenset((a, b)))
         before = [cost for n in (a, b) if (cost := self.cost(n)) is not None] if isinstance(after, Cost) else []
         apart_us = sum(c.time_us for c in before)
+        if len(before) == 2:
+            apart_us -= self._lost_us({a: before[0], b: before[1]})
         if isinstance(after, Cost) and after.time_us < apart_us:
             after = self.price(members, frozenset((a, b)))
         if isinstance(after, Refusal) or len(before) < 2:
@@ -189,6 +206,8 @@ class Planner(PricedGroups):
             return self._decide(a, b, kind, False, reason, 0.0, 0)
         gain = apart_us - after.time_us
         moved = sum(c.moved for c in before) - after.moved
+        if kind == "sibling" and min(map(self.kin.of, (a, b))) > 1:  # they will share a launch: only bytes count
+            gain = min(gain, moved / self.target.memory_bytes_per_us - LEAST_US)
         if gain <= 0:
             reason = f"predicted {after.time_us:.1f} us together, {apart_us:.1f} us apart"
             return self._decide(a, b, kind, False, reason, gain, moved)
@@ -198,6 +217,15 @@ class Planner(PricedGroups):
         self.costs[a] = after
         self.costs.pop(b, None)
         return True
+
+    def _lost_us(self, costs: dict[int, Cost]) -> float:
+        """What two groups have only apart: the launch that one of them shares with others of its kind, and results
+        that overwrite inputs. Together these are copied; where both have their like, so are those of all others."""
+        kin = [self.kin.of(n) for n in costs]
+        shared = max(self.kin.shared_us(n, c.time_us) for n, c in costs.items()) if min(kin) == 1 else 0.0
+        copied = self.copied(frozenset(costs)).difference(*(self.copied(frozenset((n,))) for n in costs))
+        each = (self.target.launch_us + 2 * storage_bytes(x) / self.target.memory_bytes_per_us for x in copied)
+        return shared + min(kin) * sum(each)
 
     def _decide(self, a: int, b: int, kind: str, accepted: bool, reason: str, gain: float, moved: int) -> bool:
         names = [self.graph.members[n][-1].origin.node for n in (a, b)]

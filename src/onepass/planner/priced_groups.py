@@ -9,16 +9,19 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from ..analysis.access import numel
+from ..analysis.inline import identity_index, loads_of, reductions
 from ..analysis.legality import analyse, bare
 from ..analysis.nest import Refusal
 from ..ir.expr import Const, Expr, Index, Load, Pointwise, postorder
 from ..ir.ops import CHECKED, OPS
 from ..ir.plan import Chosen, Store
 from ..ir.poly import in_range
-from ..ir.program import Define
+from ..ir.program import Buffer, Define, Update
 from ..ir.target import Target
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
+from .kin import Kin
 from .regions import Regions
 from .setting import Setting
 
@@ -31,6 +34,7 @@ class PricedGroups:
     def __init__(self, regions: Regions, setting: Setting) -> None:
         self.program, self.regions = regions.program, regions
         self.setting, self.target = setting, setting.target
+        self.updates = {s.source: s.target for s in self.program.statements if isinstance(s, Update)}
         self.restart()
 
     def restart(self) -> None:
@@ -39,6 +43,7 @@ class PricedGroups:
         self.locked = {self.graph.join(r.members, r.again): r for r in self.regions.regions}  # nothing joins them later
         self.graph.remove_unread(self.locked.keys())
         self.costs: dict[int, Cost] = {}
+        self.kin = Kin(self.graph, self.target)
         self.decisions = list(self.regions.decisions)
 
     def consider(self, members: list[Define], group: frozenset[int]) -> Cost | Refusal:
@@ -102,9 +107,31 @@ class PricedGroups:
             self.costs[number] = found
         return self.costs[number]
 
+    def copied(self, group: frozenset[int]) -> set[Buffer]:
+        """Results of groups as one that cannot overwrite their input: it is read elsewhere, or for larger results."""
+        members = [d for n in group for d in self.graph.members[n]]
+        updated = [d for d in members if d.buffer in self.updates]
+        if not updated:
+            return set()
+        most = max(numel(d.axes) for d in members)
+        read = {b for d in members for b in self.graph.reads[d] if self.updates.get(d.buffer) is not b}
+        moved = {b for d in members for b in self.graph.reads[d] if b in read and _reads_elsewhere(d, b)}
+        return {
+            d.buffer
+            for d in updated
+            if self.updates[d.buffer] in moved or (numel(d.axes) < most and {d.buffer, self.updates[d.buffer]} & read)
+        }
+
     def most_members(self, *numbers: int) -> int:
         """How many operations a kernel of these groups may have."""
         return self.setting.limits.most_members((d for n in numbers for d in self.graph.members[n]), self.target)
+
+
+def _reads_elsewhere(define: Define, buffer: Buffer) -> bool:
+    """Whether a point-wise value reads a tensor of its size at other positions than its own."""
+    if reductions([define.value]) or len(define.axes) != len(buffer.shape):
+        return False
+    return not all(identity_index(e.index, define.dimensions) for e in loads_of([define.value])[buffer])
 
 
 def masked_failure(values: list[Expr]) -> str | None:

@@ -6,6 +6,8 @@ the very index that is written. Anything else keeps its own buffer and is copied
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from ..analysis.access import is_dense, storage_bytes
 from ..analysis.inline import identity_index, is_pointwise, loaded, loads_of
 from ..ir.plan import Decision, Group
@@ -17,7 +19,7 @@ ELSEWHERE = "the kernel reads the input at another index"
 
 
 def place_updates(
-    program: Program, steps: tuple[Group | Extern, ...]
+    program: Program, steps: tuple[Group | Extern, ...], launches: Iterable[tuple[Group, ...]] = ()
 ) -> tuple[dict[Buffer, Buffer], Copies, Copies, list[Decision]]:
     """(stored buffer -> input it overwrites, copies at the end, those that order could spare, the decisions)."""
     in_place: dict[Buffer, Buffer] = {}
@@ -25,8 +27,9 @@ def place_updates(
     rereads: list[tuple[Buffer, Buffer]] = []
     notes: list[Decision] = []
     outputs = {*buffers_in(program.outputs)}
+    beside = {g: own for own in launches for g in own}
     for update in (s for s in program.statements if isinstance(s, Update)):
-        reason = _obstacle(update, steps, outputs, in_place)
+        reason = _obstacle(update, steps, outputs, in_place, beside)
         if reason is None:
             in_place[update.source] = update.target
         else:
@@ -39,7 +42,11 @@ def place_updates(
 
 
 def _obstacle(
-    update: Update, steps: tuple[Group | Extern, ...], outputs: set[Buffer], in_place: dict[Buffer, Buffer]
+    update: Update,
+    steps: tuple[Group | Extern, ...],
+    outputs: set[Buffer],
+    in_place: dict[Buffer, Buffer],
+    beside: Mapping[Group, tuple[Group, ...]],
 ) -> str | None:
     """Why the input cannot be overwritten directly; None if it can."""
     source, target = update.source, update.target
@@ -61,6 +68,8 @@ def _obstacle(
             return "a later step still reads the input"
     group = steps[writer]
     assert isinstance(group, Group)
+    if any(other is not group and _reads(other, target) for other in beside.get(group, ())):
+        return "a kernel of the same launch reads the input"
     return _read_elsewhere(group, target)
 
 

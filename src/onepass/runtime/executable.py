@@ -10,6 +10,7 @@ boxed one: `call(args)` takes a list and empties it, so that inputs can be freed
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..ir.callables import resolve_callable
 from ..ir.host_json import MalformedProgram
 from .kernels import LoadedKernel
 from .layout import settle, settle_result, word_of
+from .tables import DeviceTables
 from .threads import thread_count
 from .torch_private import current_device, current_stream, direct, empty_cpu, empty_cuda, is_profiling, on_device, view
 
@@ -72,6 +74,7 @@ class _Writer:
         # The GPU that is current while the function runs; empty where none is.
         self._home = self._devices[0] if self._devices and self._devices[0].startswith("cuda") else ""
         self._lines: list[str] = []
+        self._tables = 0
         self._constants: dict[tuple[Any, ...], str] = {}
         self._sizes: dict[str, str] = {}  # expression -> the variable that holds it
         self.namespace: dict[str, Any] = {
@@ -150,21 +153,26 @@ class _Writer:
         if launch.kernel not in range(len(self._kernels)):
             raise MalformedProgram(f"there is no kernel {launch.kernel!r}")
         kernel = self._kernels[launch.kernel]
-        if (len(launch.buffers), len(launch.symbols) + len(launch.numbers)) != (kernel.pointers, kernel.symbols):
+        pointers = len(launch.buffers) + bool(launch.table)
+        if (pointers, len(launch.symbols) + len(launch.numbers)) != (kernel.pointers, kernel.symbols):
             raise MalformedProgram(f"kernel {launch.kernel} takes other arguments")
         function = f"k{int(launch.kernel)}"
-        pointers, sizes = [f"{_name(b)}.data_ptr()" for b in launch.buffers], [self._size(s) for s in launch.symbols]
+        addresses, sizes = [f"{_name(b)}.data_ptr()" for b in launch.buffers], [self._size(s) for s in launch.symbols]
+        if launch.table:
+            addresses.append(self._table(launch))
         comment = _comment(kernel.name)
         if launch.programs:
             index = torch.device(launch.device).index or 0
             function = f"{function}_{index}"
             self.namespace[function], self.namespace[f"{function}_failed"] = kernel.function(index)
             words = [f"word_of({_name(b)})" for b in launch.numbers]
-            arguments = ", ".join([*pointers, *words, *sizes, self._size(launch.programs), self._stream(launch.device)])
+            arguments = ", ".join(
+                [*addresses, *words, *sizes, self._size(launch.programs), self._stream(launch.device)]
+            )
             self._line(f"if {function}({arguments}): {function}_failed({arguments}){comment}")
             return
         self.namespace[function] = kernel.function
-        arguments = ", ".join([*pointers, *sizes, "threads"])
+        arguments = ", ".join([*addresses, *sizes, "threads"])
         self.namespace[f"{function}_name"] = kernel.entry or kernel.name
         within = f"with record_function({function}_name): " if self._ranges else ""
         if kernel.raises:
@@ -172,6 +180,26 @@ class _Writer:
             self._line("if status: raise_status(status)")
         else:
             self._line(f"{within}{function}({arguments}){comment}")
+
+    def _table(self, launch: ir.Launch) -> str:
+        """The address of a table: what is known now is written once, all else on every call."""
+        words = [
+            f"{self._ref(w)}.data_ptr()" if isinstance(w, ir.Ref) else self._size(w.expression) for w in launch.table
+        ]
+        known = next((k for k in range(len(words)) if all(map(_NUMBER.fullmatch, words[k:]))), len(words))
+        addresses = sum(isinstance(w, ir.Ref) for w in launch.table)
+        name = f"table{self._tables}"
+        self._tables += 1
+        rest = [int(w) for w in words[known:]]
+        own = f"({', '.join(words[:known])},)"
+        if launch.programs and not launch.device.startswith("cpu"):
+            self.namespace[f"{name}_of"] = DeviceTables(launch.device, rest, addresses)
+            self._line(f"{name} = {name}_of({own}, {self._stream(launch.device)})")
+            return name
+        self.namespace[f"{name}_known"] = array("q", rest)
+        self.namespace["array"] = array
+        self._line(f'{name} = array("q", {own}) + {name}_known')
+        return f"{name}.buffer_info()[0]"
 
     def _stream(self, device: str) -> str:
         """The variable that holds the current stream of a device."""

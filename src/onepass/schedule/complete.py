@@ -26,7 +26,7 @@ _UNNAMED = frozenset(
 def completed(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with every decision that is left to its own statements."""
     statements = ir.walk(kernel.body)
-    kernel = replace(kernel, entry=_entry(statements))
+    kernel = replace(kernel, entry=entry_name(statements))
     return _tile_program(kernel, statements) if kernel.warps else _thread_program(kernel)
 
 
@@ -73,7 +73,7 @@ def _is_float(value: ir.Operand) -> bool:
 # --- the name ---
 
 
-def _entry(statements: list[ir.Statement]) -> str:
+def entry_name(statements: list[ir.Statement]) -> str:
     """The function's name: its reductions and functions in order, or its arithmetic where there is nothing else."""
     words = list(dict.fromkeys(word for s in statements if (word := _word(s))))
     text = "_".join([w for w in words if w not in _ARITHMETIC] or words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
@@ -14,10 +14,10 @@ from ..analysis.contraction import Contraction
 from ..analysis.contractions import contractions
 from ..analysis.legality import ways
 from ..analysis.nest import Nest, Refusal
-from ..analysis.price import price
+from ..analysis.price import price, price_together
 from ..errors import VerifyError
 from ..ir.kernel import ScheduledGroup
-from ..ir.plan import Chosen, Group, Store
+from ..ir.plan import Chosen, Group, Shared, Store
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
@@ -26,6 +26,7 @@ from .complete import completed
 from .neighbours import STEPS, moved, moved_chunk, step_text
 from .product_kernels import schedule_products
 from .product_schedules import candidates
+from .shared_launch import kinds, largest, like, unshared
 from .split import chunk_size, scheduled_part, split, unfinished
 from .walk import nest_kernel, ruled
 
@@ -129,6 +130,47 @@ def smaller(group: Group, target: Target, count: int) -> list[Schedule]:
         less = replace(target, held_elements=held, thread_elements=each, registers=target.registers >> k)
         found.append(_ruled(nest, less, way))
     return found
+
+
+# --- sharing a launch ---
+
+
+def resembling(group: Group, target: Target, other: Schedule) -> Schedule:
+    """The group's schedule with the tiles of another one of the same kind."""
+    own = group.schedule
+    assert own is not None
+    if own.split is not None and other.split is not None:
+        nest = _ways(group.stores, target)[own.way]
+        assert nest.split is not None
+        own = _ruled(nest, target, own.way, other.factor(other.split).chunk)
+    return like(own, other)
+
+
+def share(
+    groups: Sequence[Group], target: Target, alone_us: Sequence[float], built: Callable[[Group], ScheduledGroup]
+) -> Shared:
+    """Groups in one launch, given their times alone.
+
+    Those of one kind have the tiles of the largest; all have as many warps as the group that takes longest.
+    """
+    found: dict[Hashable, list[Schedule]] = {}
+    for g in groups:
+        assert g.schedule is not None
+        found.setdefault(kinds(g.schedule), []).append(g.schedule)
+    most = {kind: largest(same) for kind, same in found.items()}
+    wanted = [replace(g, schedule=resembling(g, target, most[kinds(g.schedule)])) for g in groups if g.schedule]
+    longest, _ = max(zip(wanted, alone_us, strict=True), key=lambda found: found[1])
+    warps = longest.schedule.warps if longest.schedule is not None else 0
+    wanted = [replace(g, schedule=replace(g.schedule, warps=warps)) for g in wanted if g.schedule is not None]
+    kernels = [built(g).kernels for g in wanted]
+    if (reason := unshared([k for own in kernels for k in own], target)) is not None:
+        return Shared(refusal=reason)
+    steps = [[own[n] for own in kernels if len(own) > n] for n in range(max(map(len, kernels)))]
+    launches = sum(map(len, kernels)) - len(steps)
+    us = sum(alone_us) - launches * target.launch_us
+    if target.warp:
+        us = sum(price_together(each, target).total_us for each in steps)
+    return Shared(tuple(wanted), us)
 
 
 # --- the best one ---

@@ -17,13 +17,14 @@ from ..analysis.contraction import Carried, Contraction
 from ..analysis.nest import NestStore
 from ..analysis.passes import passes, shares_out
 from ..ir.expr import Pointwise, postorder
-from ..ir.kernel import GridAxis, Kernel, ScheduledGroup, Share
+from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
 from .product_schedules import Tiles, tiles_of
 from .products import ProductScheduler
+from .shared_launch import joined
 from .split import finished
 from .workspace import Workspace
 
@@ -145,26 +146,3 @@ def _side_by_side(
         s.tiles = replace(s.tiles, warps=warps, stages=stages, resident=resident)
         s.wide = wide
     return joined([s.build(name, origins) for s in schedulers])
-
-
-def joined(kernels: Sequence[Kernel]) -> Kernel:
-    """The kernels as one launch; their names differ, and they agree on warps and stages."""
-    shares: list[Share] = []
-    for k in kernels:
-        shares.append(Share(shares[-1].end if shares else Poly.ZERO, k.grid, k.body, k.flat))
-    total = shares[-1].end
-    return replace(
-        kernels[0],
-        reads=tuple(dict.fromkeys(b for k in kernels for b in k.reads)),
-        writes=tuple(dict.fromkeys(b for k in kernels for b in k.writes)),
-        symbols=tuple(dict.fromkeys(s for k in kernels for s in k.symbols)),
-        grid=(GridAxis(Axis("program", total), total),),
-        body=tuple(shares),
-        locals=tuple(local for k in kernels for local in k.locals),
-        schedule=replace(kernels[0].schedule, shares=tuple(k.schedule for k in kernels)),
-        work=sum((k.work for k in kernels[1:]), kernels[0].work),
-        descriptors=tuple(dict.fromkeys(d for k in kernels for d in k.descriptors)),
-        wide=any(k.wide for k in kernels),
-        flat=False,
-        streams=any(k.streams for k in kernels) and all(k.streams for k in kernels if k.descriptors),
-    )
