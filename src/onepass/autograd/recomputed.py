@@ -32,6 +32,7 @@ _MOVES = operators(
     "view _unsafe_view reshape expand unsqueeze squeeze.default/dim/dims permute transpose.int t alias _to_copy clone"
     " slice.Tensor constant_pad_nd select.int scatter.src scatter.value full"
 )
+_REPEATS = operators("view _unsafe_view reshape expand unsqueeze permute transpose.int clone _to_copy")
 _LOOKED_UP = operators("index.Tensor tril triu full")
 _DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 
@@ -101,10 +102,21 @@ def _multiply_us(between: Between, counts: tuple[int, int], target: Target) -> f
     """So many products that sum over queries' size and over values' size, at the rate of the chip."""
     values = max((depth(n) for n in between.backward if n.target in PRODUCTS), default=0)
     terms = counts[0] * depth(between.first) + counts[1] * values
-    dtype = _DTYPES.get(between.first.meta["val"].dtype)
+    dtype = _DTYPES.get(_multiplied(between.first))
     if dtype is None:
         return math.inf
     return float(size_of(between.first) * terms / multiply_rate(dtype, target))
+
+
+def _multiplied(product: Node) -> torch.dtype:
+    """The type of a product's matrices, before both were converted from the same 16-bit type."""
+    found: set[torch.dtype] = set()
+    for matrix in matrices(product):
+        while matrix.target in _REPEATS:
+            matrix = matrix.all_input_nodes[0]
+        found.add(matrix.meta["val"].dtype)
+    own: torch.dtype = product.meta["val"].dtype
+    return own if len(found) > 1 or not found <= {torch.float16, torch.bfloat16} else found.pop()
 
 
 def _is_skipped(between: Between) -> bool:
@@ -148,10 +160,23 @@ def _mark(between: Between, rows: list[Node]) -> None:
     """Values of this size, and `rows`, are computed again; what forward reduces rows to is kept."""
     kept = {u for n in between.forward for u in n.users if u not in between.forward and u not in between.later}
     marks: dict[Node, Any] = {n: SAVE for n in kept if n.target not in PRODUCTS and n.op == "call_function"}
-    marks |= dict.fromkeys((*between.forward, *_made_of(between), *rows), COMPUTE_AGAIN)
+    again = (*between.forward, *_made_of(between), *_repetitions(between), *rows)
+    marks |= dict.fromkeys(again, COMPUTE_AGAIN)
     for node, mark in marks.items():
         if "recompute" not in node.meta:
             node.meta |= mark
+
+
+def _repetitions(between: Between) -> Iterable[Node]:
+    """Copies of a smaller matrix several times over (heads of keys for a group of queries), which a kernel reads."""
+    users = {u for n in between.forward for u in n.users if u.target in PRODUCTS}
+    for matrix in {m for product in (*between.products, *users) for m in matrices(product)}:
+        path = [matrix]
+        while path[-1].target in _REPEATS:
+            path.append(path[-1].all_input_nodes[0])
+            if size_of(path[-1]) < size_of(matrix):
+                yield from path[:-1]
+                break
 
 
 def _made_of(between: Between) -> Iterable[Node]:
