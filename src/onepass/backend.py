@@ -38,9 +38,7 @@ from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
-from .lowering.grouped_heads import group_heads
-from .lowering.known_masks import simplify_masks
-from .lowering.masked_attention import write_out_masked_attention
+from .lowering.masked_attention import prepare_attention
 from .lowering.origins import origin_of
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
@@ -268,9 +266,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
         if chosen.fuse and multiplies:
-            simplify_masks(graph)
-            group_heads(graph)
-            write_out_masked_attention(graph)
+            prepare_attention(graph)
         made.mark = None
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.checking import near_as_eager
+from tests.unbuilt import unbuilt
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 import onepass
 from onepass.lowering.grouped_heads import group_heads
-from tests.checking import near_as_eager
-from tests.unbuilt import unbuilt
 
 Function = Callable[[Tensor], Tensor]
 
@@ -74,7 +74,9 @@ def grouped(function: Callable[..., Tensor]) -> bool:
         return graph
 
     torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(function, backend=backend, fullgraph=True)(*operands()), function(*operands()))
+    torch.testing.assert_close(
+        torch.compile(function, backend=backend, fullgraph=True)(*operands()), function(*operands())
+    )
     return found[0]
 
 

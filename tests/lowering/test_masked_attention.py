@@ -162,7 +162,7 @@ ROWS = (8, 16, 1024, 64)
 def test_no_product_is_of_float32_matrices() -> None:
     """Nor are weights kept."""
     report = planned(of(), *[ROWS] * 3, (1, 16, 1024, 1024))
-    forward, backward = report.graphs
+    forward, _ = report.graphs
     assert len(forward.kernels) == 1 and not forward.externs
     assert report.saved_bytes <= 2 * 4 * 8 * 16 * 1024
 

@@ -1,9 +1,9 @@
 """Heads of keys and values that are repeated for groups of queries are given to attention as they are.
 
-    scaled_dot_product_attention(q, k.repeat_interleave(4, 1), ...)  ->  scaled_dot_product_attention(q, k, ..., enable_gqa=True)
+    attention(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1))  ->  attention(q, k, v, enable_gqa=True)
 
-The library takes groups of heads and sums their gradients. The pass changes dynamo's graph, before AOTAutograd chooses a
-kernel of the library. It asks for shapes alone, so that every spelling of the repetition is found that expands a
+The library takes groups of heads and sums their gradients. The pass changes dynamo's graph, before AOTAutograd chooses
+a kernel of the library. It asks for shapes alone, so that every spelling of the repetition is found that expands a
 dimension of one and merges it with the heads before it.
 """
 
@@ -24,21 +24,22 @@ def group_heads(graph: GraphModule) -> None:
     """Attention of repeated heads becomes attention of groups of heads."""
     for part in (m for m in graph.modules() if isinstance(m, GraphModule)):
         calls = list(part.graph.find_nodes(op="call_function", target=ATTENTION))
-        if calls and not any(map(writes, part.graph.nodes)) and any([_group_heads(n) for n in calls]):
+        if calls and not any(map(writes, part.graph.nodes)):
+            for node in calls:
+                _group_heads(node)
             part.recompile()
 
 
-def _group_heads(call: Node) -> bool:
+def _group_heads(call: Node) -> None:
     given = {**dict(zip(ARGUMENTS, call.args, strict=False)), **call.kwargs}
     if given.get("enable_gqa"):
-        return False
+        return
     key, value = (_before_repetition(given.get(name)) for name in ("key", "value"))
     if key is None or value is None or _heads(key) != _heads(value):
-        return False
+        return
     with call.graph.inserting_before(call):
         given |= {"key": _dropped(key), "value": _dropped(value), "enable_gqa": True}
     call.args, call.kwargs = (), given
-    return True
 
 
 def _before_repetition(heads: Any) -> Node | None:
@@ -75,7 +76,7 @@ def _dropped(heads: Node) -> Node:
 
 
 def _heads(node: Node) -> int:
-    return (_shape(node) or (0, 0))[1]
+    return int((_shape(node) or (0, 0))[1])
 
 
 def _shape(node: Any) -> tuple[Any, ...] | None:

@@ -199,15 +199,15 @@ def _is_true(node: Node) -> bool:
         made = current.meta.get("example_value")
         if not isinstance(made, Tensor) or made.dtype is not torch.bool or not current.args:
             return False
-        operation = operation(current)
-        if operation == "ge" and isinstance(current.args[1], int):
+        name = operation(current)
+        if name == "ge" and isinstance(current.args[1], int):
             least = _least(current.args[0])
             if least is None or least < current.args[1]:
                 return False
             continue
-        if operation not in _VIEWS and operation != "and":
+        if name not in _VIEWS and name != "and":
             return False
-        parts = current.args if operation == "and" else current.args[:1]
+        parts = current.args if name == "and" else current.args[:1]
         if not all(isinstance(part, Node) for part in parts):
             return False
         waiting += [part for part in parts if isinstance(part, Node) and part not in seen]
@@ -224,12 +224,12 @@ def _least(value: Any) -> int | None:
     made = value.meta.get("example_value")
     if not isinstance(made, Tensor) or made.dtype is not torch.int64:
         return None
-    operation = operation(value)
-    if operation == "arange" and len(value.args) == 1:
+    name = operation(value)
+    if name == "arange" and len(value.args) == 1:
         return 0
-    if operation in _VIEWS:
+    if name in _VIEWS:
         return _least(value.args[0])
-    if operation == "add" and any(isinstance(a, int) for a in value.args):
+    if name == "add" and any(isinstance(a, int) for a in value.args):
         terms = [_least(a) for a in value.args]
         return None if None in terms else sum(t for t in terms if t is not None)
     return None

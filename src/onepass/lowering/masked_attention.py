@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
-from .known_masks import ARGUMENTS, ATTENTION
+from .grouped_heads import group_heads
+from .known_masks import ARGUMENTS, ATTENTION, simplify_masks
 from .torch_private import library_takes
 
 Given = dict[str, Any]  # arguments of a call by name
 _MATRICES = ARGUMENTS[:3]
 
 
-class _Scores(torch.autograd.Function):
+class _Scores(torch.autograd.Function):  # type: ignore[misc]
     """Queries times keys in float32; their gradients are products of 16-bit matrices, too."""
 
     @staticmethod
@@ -42,7 +43,7 @@ class _Scores(torch.autograd.Function):
         return gradient @ key, gradient.transpose(-2, -1) @ query
 
 
-class _Weights(torch.autograd.Function):
+class _Weights(torch.autograd.Function):  # type: ignore[misc]
     """The softmax of each row; zero where no score of it counts. Its gradient is that of a softmax."""
 
     @staticmethod
@@ -88,11 +89,14 @@ def _repeated(heads: Tensor, times: int) -> Tensor:
     return heads.unsqueeze(-3).expand(*outer, count, times, rows, width).reshape(*outer, count * times, rows, width)
 
 
-def write_out_masked_attention(graph: GraphModule) -> None:
-    """Attention that the library does not take is traced as plain math: of dynamo's graph, before AOTAutograd.
+def prepare_attention(graph: GraphModule) -> None:
+    """Attention loses masks that say nothing and repeated heads; what the library does not take is plain math.
 
-    Its calls are replaced; a mode around the whole trace would be asked about every function of torch that is called.
+    The graph is dynamo's, before AOTAutograd. Calls are replaced; a mode around the whole trace would be asked about
+    every function of torch that is called.
     """
+    simplify_masks(graph)
+    group_heads(graph)
     for part in (m for m in graph.modules() if isinstance(m, GraphModule)):
         for node in (calls := part.graph.find_nodes(op="call_function", target=ATTENTION)):
             node.target = attention
@@ -124,11 +128,14 @@ def on_gpu(tensor: Tensor) -> bool:
 
 def _is_plain(given: Given) -> bool:
     """Whether plain math computes a call: of 16-bit matrices with equal batches, causal or with a mask."""
-    query, key, value = (given.get(name) for name in _MATRICES)
-    if not all(isinstance(t, Tensor) and t.dtype in (torch.float16, torch.bfloat16) for t in (query, key, value)):
+    matrices = [t for n in _MATRICES if isinstance(t := given.get(n), Tensor)]
+    if len(matrices) < len(_MATRICES) or min(t.dim() for t in matrices) < 3:
         return False
-    if min(t.dim() for t in (query, key, value)) < 3 or (given.get("is_causal") and given.get("attn_mask") is not None):
+    if not {t.dtype for t in matrices} <= {torch.float16, torch.bfloat16}:
         return False
+    if given.get("is_causal") and given.get("attn_mask") is not None:
+        return False
+    query, key, value = matrices
     outer = -3 if given.get("enable_gqa") else -2
     return bool(query.shape[:outer] == key.shape[:outer] == value.shape[:outer])
 

@@ -77,15 +77,14 @@ def library_takes(given: dict[str, Any]) -> bool:
 
     `given`: the arguments of the call by name.
     """
-    query, key, value, mask = (given.get(name) for name in ("query", "key", "value", "attn_mask"))
-    assert query is not None
+    (query, key, value), mask = (given[name] for name in ("query", "key", "value")), given.get("attn_mask")
     options = {name: given[name] for name in ("scale", "enable_gqa") if name in given}
     dropped, causal = given.get("dropout_p", 0.0), given.get("is_causal", False)
     if query.device.type == "cpu":  # of fake tensors torch does not say
         own = (query, key, value) if mask is None else (query, key, value, mask)
-        dense = all(t.stride(-1) == 1 for t in own if t is not None)
+        dense = all(t.stride(-1) == 1 for t in own)
         masked = mask is not None and (mask.requires_grad or mask.dim() not in (2, 4))
-        return not dropped and dense and query.dim() == 4 and query.shape[-1] == value.shape[-1] and not masked
+        return not (dropped or masked) and dense and query.dim() == 4 and own[0].shape[-1] == own[2].shape[-1]
     try:
         choice = torch._fused_sdp_choice(query, key, value, mask, dropped, causal, **options)
     except (AttributeError, RuntimeError, TypeError):  # a torch that does not say
