@@ -306,3 +306,20 @@ def compare_aliasing(ours: Run, *acceptable: Run) -> None:
     mine = aliasing(ours)
     if all(mine != aliasing(run) for run in acceptable):
         raise Mismatch(f"aliasing {sorted(mine)}, eager has {sorted(aliasing(acceptable[0]))}")
+
+
+def near_as_eager(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], slack: float = 1e-3) -> None:
+    """A program compiled for the interpreter: results and gradients are as near to float64's as those of eager."""
+
+    def found(function: Callable[..., torch.Tensor], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+        own = [x.detach().clone() for x in inputs]
+        own = [x.to(dtype) if dtype is not None and x.is_floating_point() else x for x in own]
+        differentiated = [x.requires_grad_() for x in own if x.is_floating_point()]
+        result = function(*own)
+        return [result, *torch.autograd.grad(result.double().square().sum(), differentiated)]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="onepass", options={"target": "triton-interpret", "cache": False})
+    for exact, eager, own in zip(found(function, torch.float64), found(function), found(compiled), strict=True):
+        off, allowed = ((t.double() - exact).abs().max() for t in (own, eager))
+        assert own.isfinite().all() and off <= 2 * allowed + slack, (off, allowed)

@@ -39,8 +39,7 @@ from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.fused_updates import write_out_fused_updates
-from .lowering.known_masks import simplify_masks
-from .lowering.masked_attention import write_out_masked_attention
+from .lowering.masked_attention import prepare_attention
 from .lowering.origins import origin_of
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
@@ -268,8 +267,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
         if chosen.fuse and multiplies:
-            simplify_masks(graph)
-            write_out_masked_attention(graph)
+            prepare_attention(graph)
         write_out_fused_updates(graph)
         made.mark = None
         compiled: Callable[..., Any] = inner(graph, example_inputs)

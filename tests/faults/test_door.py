@@ -28,11 +28,11 @@ def train(**options: Any) -> tuple[torch.Tensor, ...]:
     return (out.detach(), *torch.autograd.grad(out, (x, w)))
 
 
-@pytest.mark.parametrize("broken", ["compile_graph", "partition", "choose_target", "tangents_of", "simplify_masks"])
+@pytest.mark.parametrize("broken", ["compile_graph", "partition", "choose_target", "tangents_of", "prepare_attention"])
 def test_an_error_of_the_compiler_is_one_warning(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train()
     monkeypatch.setattr(backend, broken, fails)
-    target = {"target": "triton-interpret"} if broken == "simplify_masks" else {}
+    target = {"target": "triton-interpret"} if broken == "prepare_attention" else {}
     with pytest.warns(FallbackWarning, match="it is broken") as caught, record_compilations() as records:
         found = train(**target)
     directions = [r.direction for r in records if r.fallback]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.checking import near_as_eager
 from tests.unbuilt import unbuilt
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -91,9 +95,9 @@ def test_a_mask_the_library_refuses_is_copied(monkeypatch: pytest.MonkeyPatch, d
     """The library's rule on CUDA, on the CPU: the last dimension of a mask is dense."""
     asked: list[int] = []
 
-    def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
-        asked.append(mask.stride(-1))
-        return mask.stride(-1) == 1
+    def takes(given: dict[str, Any]) -> bool:
+        asked.append(given["attn_mask"].stride(-1))
+        return asked[-1] == 1
 
     monkeypatch.setattr(masked_attention, "library_takes", takes)
     monkeypatch.setattr(masked_attention, "on_gpu", lambda tensor: True)
@@ -108,3 +112,73 @@ def test_a_mask_the_library_refuses_is_copied(monkeypatch: pytest.MonkeyPatch, d
         torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-2)
         grads = (torch.autograd.grad(out.float().square().sum(), (q, k, v)) for out in (found, exact))
         torch.testing.assert_close(*grads, rtol=2e-2, atol=2e-2)
+
+
+# --- calls that backward goes through ---
+
+
+def of(**options: Any) -> Callable[..., Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, *masks, **options)
+
+    return attend
+
+
+def learned(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(2)).half().requires_grad_()
+
+
+def sees_nothing() -> Tensor:
+    """A bias with a row of which no score counts."""
+    return learned(2, 1, 19, 19).detach().masked_fill(~boolean(), -torch.inf).requires_grad_()
+
+
+# What the library refuses on the CPU, which stands for a chip that is not here.
+REFUSED: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]] = {
+    "a learned bias": (of(), lambda: (*operands(), learned(1, 4, 19, 19))),
+    "a learned bias of keys": (of(scale=0.4), lambda: (*operands(), learned(2, 1, 1, 19))),
+    "a bias and rows that see nothing": (of(), lambda: (*operands(), sees_nothing())),
+    "a bias and groups of heads": (of(enable_gqa=True), lambda: (*operands(keys=2), learned(4, 19, 19))),
+    "a mask for each batch of one head": (of(), lambda: (*(x[:, 0] for x in operands()), boolean()[:, 0])),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_training_of_what_the_library_refuses(name: str) -> None:
+    """Operands stay 16-bit; gradients are as near to float64's as those of eager."""
+    function, arguments = REFUSED[name]
+    near_as_eager(function, arguments())
+
+
+def planned(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Any:
+    with FakeTensorMode(), unbuilt():
+        inputs = [torch.empty(s, dtype=torch.bfloat16, requires_grad=True) for s in shapes]
+        return onepass.explain(function, *inputs, target="sm_90", options={"tune": "off", "cache": False})
+
+
+ROWS = (8, 16, 1024, 64)
+
+
+def test_no_product_is_of_float32_matrices() -> None:
+    """Nor are weights kept."""
+    report = planned(of(), *[ROWS] * 3, (1, 16, 1024, 1024))
+    forward, _ = report.graphs
+    assert len(forward.kernels) == 1 and not forward.externs
+    assert report.saved_bytes <= 2 * 4 * 8 * 16 * 1024
+
+
+def test_dropout_is_drawn_again() -> None:
+    report = planned(of(dropout_p=0.1, is_causal=True), *[ROWS] * 3)
+    assert {e.op for e in report.externs} == {"onepass.seed.default"}
+    assert report.saved_bytes <= 2 * 4 * 8 * 16 * 1024 + 8
+
+
+@pytest.mark.parametrize("form", ["three dimensions", "rows apart"])
+def test_the_library_is_given_a_form_it_takes(form: str) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if form == "three dimensions":
+            return F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)))
+        return F.scaled_dot_product_attention(*(x.mT.contiguous().mT for x in (q, k, v)))
+
+    report = planned(attend, *[ROWS] * 3)
+    assert {"attention" in e.op or e.op == "getitem" for e in report.externs} == {True}

@@ -298,10 +298,14 @@ def _over_sum(joint: GraphModule, quotient: Node, between: Between, rows: list[N
 
 
 def _is_positive(node: Any) -> bool:
-    """A sum of exponentials, or of several such sums."""
+    """A sum of exponentials, or of several such sums; some may be replaced by a positive number."""
     if not isinstance(node, Node):
         return bool(node >= 0)
     match node.target:
+        case aten.scalar_tensor.default:
+            return _is_positive(node.args[0])
+        case aten.where.self:
+            return all(map(_is_positive, node.args[1:3]))
         case target if target in _CASTS or target in _VIEWS or target is aten.sum.dim_IntList:
             return _is_positive(node.args[0])
         case aten.exp.default:

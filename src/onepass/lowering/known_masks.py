@@ -49,7 +49,7 @@ def simplify_masks(graph: GraphModule) -> None:
 
 def _simplify_masks(graph: GraphModule) -> None:
     calls = list(graph.graph.find_nodes(op="call_function", target=ATTENTION))
-    if not calls or any(_writes(n) for n in graph.graph.nodes):
+    if not calls or any(writes(n) for n in graph.graph.nodes):
         return
     known: dict[Node, Any] = {}
     kinds: dict[Node, str | None] = {}
@@ -76,7 +76,7 @@ def _is_differentiated(node: Node) -> bool:
     return torch.is_grad_enabled() and isinstance(made, Tensor) and made.requires_grad
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
     """Whether a node may change a tensor that others read."""
     name, schema = _name(node), getattr(node.target, "_schema", None)
     in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and node.target not in _LOGIC)
@@ -88,7 +88,7 @@ def _name(node: Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _operation(node: Node) -> str:
+def operation(node: Node) -> str:
     """The same, however it is spelled: `operator.and_`, `Tensor.__and__`."""
     return _name(node).strip("_")
 
@@ -179,7 +179,7 @@ def _is_pure(node: Node) -> bool:
     if node.op not in ("call_function", "call_method") or not isinstance(made, Tensor):
         return False
     fixed = all(type(n) is int for n in made.shape)
-    return _operation(node) in _PURE and fixed and made.numel() <= MOST_ELEMENTS and "out" not in node.kwargs
+    return operation(node) in _PURE and fixed and made.numel() <= MOST_ELEMENTS and "out" not in node.kwargs
 
 
 def _device(node: Node) -> torch.device:
@@ -199,15 +199,15 @@ def _is_true(node: Node) -> bool:
         made = current.meta.get("example_value")
         if not isinstance(made, Tensor) or made.dtype is not torch.bool or not current.args:
             return False
-        operation = _operation(current)
-        if operation == "ge" and isinstance(current.args[1], int):
+        name = operation(current)
+        if name == "ge" and isinstance(current.args[1], int):
             least = _least(current.args[0])
             if least is None or least < current.args[1]:
                 return False
             continue
-        if operation not in _VIEWS and operation != "and":
+        if name not in _VIEWS and name != "and":
             return False
-        parts = current.args if operation == "and" else current.args[:1]
+        parts = current.args if name == "and" else current.args[:1]
         if not all(isinstance(part, Node) for part in parts):
             return False
         waiting += [part for part in parts if isinstance(part, Node) and part not in seen]
@@ -224,12 +224,12 @@ def _least(value: Any) -> int | None:
     made = value.meta.get("example_value")
     if not isinstance(made, Tensor) or made.dtype is not torch.int64:
         return None
-    operation = _operation(value)
-    if operation == "arange" and len(value.args) == 1:
+    name = operation(value)
+    if name == "arange" and len(value.args) == 1:
         return 0
-    if operation in _VIEWS:
+    if name in _VIEWS:
         return _least(value.args[0])
-    if operation == "add" and any(isinstance(a, int) for a in value.args):
+    if name == "add" and any(isinstance(a, int) for a in value.args):
         terms = [_least(a) for a in value.args]
         return None if None in terms else sum(t for t in terms if t is not None)
     return None

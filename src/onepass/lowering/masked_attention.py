@@ -1,40 +1,86 @@
-"""`F.scaled_dot_product_attention` with a mask, as plain math: one kernel instead of products in float32.
+"""Calls of `F.scaled_dot_product_attention` that no kernel of the library takes, as plain math that kernels of ours do.
 
-AOTAutograd expands a call whose mask the library's kernels do not take to products of float32 matrices, which are
-stored. Here operands stay 16-bit, scores are float32, and the weights are rounded to the
-type of the values before they multiply them, as the library's kernels do. A row in which no score counts is zero, as
-in eager. Calls that a kernel of the library takes are left alone. Calls that backward goes through are the library's:
-it refuses a mask whose last dimension has a stride other than 1 (an expanded mask), so that mask is copied. Of a chip
-that is not here torch cannot say what its library takes: there every masked call without backward is math.
+AOTAutograd expands such a call to products of float32 matrices, which are stored. Here operands stay 16-bit, forward
+and backward, scores are float32, and the weights are rounded to the type of the values before they multiply them, as
+the library's kernels do. A row in which no score counts is zero, as in eager.
+
+A call that the library takes is left alone; some it takes in another form: with a matrix or a mask copied so that its
+last dimension has a stride of 1, with a batch of one in front, with every head of keys repeated for its group. Of a
+chip that is not here torch cannot say what its library takes: there every masked call without backward is math.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
-from .known_masks import ARGUMENTS, ATTENTION
+from .grouped_heads import group_heads
+from .known_masks import ARGUMENTS, ATTENTION, simplify_masks
 from .torch_private import library_takes
 
+Given = dict[str, Any]  # arguments of a call by name
+_MATRICES = ARGUMENTS[:3]
 
-def masked_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None, grouped: bool
-) -> Tensor:
-    """Attention of queries that a mask lets see some keys: booleans, or numbers that are added to the scores."""
-    if grouped:
+
+class _Scores(torch.autograd.Function):  # type: ignore[misc]
+    """Queries times keys in float32; their gradients are products of 16-bit matrices, too."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key)
+        return query.float() @ key.float().transpose(-2, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = ctx.saved_tensors
+        gradient = gradients[0].to(query.dtype)
+        return gradient @ key, gradient.transpose(-2, -1) @ query
+
+
+class _Weights(torch.autograd.Function):  # type: ignore[misc]
+    """The softmax of each row; zero where no score of it counts. Its gradient is that of a softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        top = scores.amax(-1, keepdim=True)
+        weights = torch.exp(scores - torch.where(top == -math.inf, 0.0, top))
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / torch.where(total == 0.0, 1.0, total)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        shares = gradients[0] * weights
+        return shares - weights * shares.sum(-1, keepdim=True)
+
+
+def plain_attention(given: Given) -> Tensor:
+    """Attention as plain math. A mask is of booleans, or of numbers that are added to the scores."""
+    query, key, value = (given[name] for name in _MATRICES)
+    mask, scale = given.get("attn_mask"), given.get("scale")
+    if given.get("enable_gqa"):
         key, value = (_repeated(t, query.shape[-3] // t.shape[-3]) for t in (key, value))
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query.float() @ key.float().transpose(-2, -1)) * factor
-    boolean = mask.dtype is torch.bool
-    scores = scores.masked_fill(mask.logical_not(), -math.inf) if boolean else scores + mask.float()
-    top = scores.amax(-1, keepdim=True)
-    weights = torch.exp(scores - torch.where(top == -math.inf, 0.0, top))
-    total = weights.sum(-1, keepdim=True)
-    return (weights / torch.where(total == 0.0, 1.0, total)).to(value.dtype) @ value
+    scores = _Scores.apply(query, key) * factor  # type: ignore[no-untyped-call]
+    if given.get("is_causal"):
+        rows, columns = (torch.arange(t.shape[-2], device=query.device) for t in (query, key))
+        mask = rows[:, None] >= columns
+    if mask is not None:
+        boolean = mask.dtype is torch.bool
+        scores = scores.masked_fill(mask.logical_not(), -math.inf) if boolean else scores + mask.float()
+    sees_some = mask is None or given.get("is_causal")  # each row, keys
+    weights = torch.softmax(scores, -1) if sees_some else _Weights.apply(scores)  # type: ignore[no-untyped-call]
+    if dropped := given.get("dropout_p"):
+        weights = F.dropout(weights, dropped)
+    return weights.to(value.dtype) @ value
 
 
 def _repeated(heads: Tensor, times: int) -> Tensor:
@@ -43,11 +89,14 @@ def _repeated(heads: Tensor, times: int) -> Tensor:
     return heads.unsqueeze(-3).expand(*outer, count, times, rows, width).reshape(*outer, count * times, rows, width)
 
 
-def write_out_masked_attention(graph: GraphModule) -> None:
-    """Masked attention that nothing differentiates is traced as plain math: of dynamo's graph, before AOTAutograd.
+def prepare_attention(graph: GraphModule) -> None:
+    """Attention loses masks that say nothing and repeated heads; what the library does not take is plain math.
 
-    Its calls are replaced; a mode around the whole trace would be asked about every function of torch that is called.
+    The graph is dynamo's, before AOTAutograd. Calls are replaced; a mode around the whole trace would be asked about
+    every function of torch that is called.
     """
+    simplify_masks(graph)
+    group_heads(graph)
     for part in (m for m in graph.modules() if isinstance(m, GraphModule)):
         for node in (calls := part.graph.find_nodes(op="call_function", target=ATTENTION)):
             node.target = attention
@@ -58,12 +107,18 @@ def write_out_masked_attention(graph: GraphModule) -> None:
 def attention(*args: Any, **kwargs: Any) -> Tensor:
     """What stands for `F.scaled_dot_product_attention` while a graph is traced."""
     given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-    if _is_refused(given):
-        return ATTENTION(**given | {"attn_mask": given["attn_mask"].contiguous()})
-    if not _is_masked(given):
-        return ATTENTION(*args, **kwargs)
-    query, key, value, mask = (given[name] for name in ARGUMENTS[:4])
-    return masked_attention(query, key, value, mask, given.get("scale"), bool(given.get("enable_gqa")))
+    if not _is_plain(given):
+        return ATTENTION(**given)
+    tensors = [t for name in ARGUMENTS[:4] if isinstance(t := given.get(name), Tensor)]
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if not differentiated and not on_gpu(tensors[0]):
+        masked = len(tensors) == 4 and not given.get("dropout_p")
+        return plain_attention(given) if masked else ATTENTION(**given)
+    for form in _forms(given, differentiated):
+        if library_takes(form):
+            found: Tensor = ATTENTION(**form)
+            return found if found.dim() == tensors[0].dim() else found.squeeze(0)
+    return plain_attention(given)
 
 
 def on_gpu(tensor: Tensor) -> bool:
@@ -71,30 +126,33 @@ def on_gpu(tensor: Tensor) -> bool:
     return bool(tensor.is_cuda)
 
 
-def _matrices(given: dict[str, Any]) -> list[Tensor]:
-    """Queries, keys, values and mask of a call whose matrices are 16-bit; else nothing."""
-    tensors = [t for name in ARGUMENTS[:4] if isinstance(t := given.get(name), Tensor)]
-    half = all(t.dtype in (torch.float16, torch.bfloat16) and t.dim() >= 3 for t in tensors[:3])
-    return tensors if len(tensors) == 4 and half else []
+def _is_plain(given: Given) -> bool:
+    """Whether plain math computes a call: of 16-bit matrices with equal batches, causal or with a mask."""
+    matrices = [t for n in _MATRICES if isinstance(t := given.get(n), Tensor)]
+    if len(matrices) < len(_MATRICES) or min(t.dim() for t in matrices) < 3:
+        return False
+    if not {t.dtype for t in matrices} <= {torch.float16, torch.bfloat16}:
+        return False
+    if given.get("is_causal") and given.get("attn_mask") is not None:
+        return False
+    query, key, value = matrices
+    outer = -3 if given.get("enable_gqa") else -2
+    return bool(query.shape[:outer] == key.shape[:outer] == value.shape[:outer])
 
 
-def _is_masked(given: dict[str, Any]) -> bool:
-    """Whether a call is written out: nothing differentiates it, and the library does not take it."""
-    tensors = _matrices(given)
-    if given.get("dropout_p") or given.get("is_causal") or not tensors:
-        return False
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return False
-    query, key, value, mask = tensors
-    return not on_gpu(query) or not library_takes(query, key, value, mask)
+def _forms(given: Given, copies: bool) -> Iterator[Given]:
+    """A call as the program has it, and in the forms that the library may take instead.
 
-
-def _is_refused(given: dict[str, Any]) -> bool:
-    """Whether the library takes a call that is differentiated only with a copy of its mask."""
-    tensors = _matrices(given)
-    if not tensors or not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors[:3]):
-        return False
-    query, key, value, mask = tensors
-    if mask.requires_grad or mask.stride(-1) == 1 or not on_gpu(query) or library_takes(*tensors):
-        return False
-    return library_takes(query, key, value, mask.contiguous())
+    `copies`: also of matrices and masks that a kernel of ours reads as they are.
+    """
+    yield given
+    if copies:
+        tensors = {n: t for n in ARGUMENTS[:4] if isinstance(t := given.get(n), Tensor)}
+        given = given | {n: t if t.stride(-1) == 1 else t.contiguous() for n, t in tensors.items()}
+        if given["query"].dim() == 3:
+            given |= {n: given[n].unsqueeze(0) for n in _MATRICES}
+        yield given
+    if given.get("enable_gqa"):
+        query, *others = (given[n] for n in _MATRICES)
+        key, value = (_repeated(t, query.shape[-3] // t.shape[-3]) for t in others)
+        yield given | {"key": key, "value": value, "enable_gqa": False}

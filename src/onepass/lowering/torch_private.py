@@ -73,11 +73,21 @@ def folded_value(constant: torch.Tensor) -> float | int | bool | complex | None:
     return value
 
 
-def library_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether torch would give masked attention to a kernel of the library; else it multiplies float32 matrices."""
+def library_takes(given: dict[str, Any]) -> bool:
+    """Whether torch would give attention to a kernel of the library; else it multiplies float32 matrices.
+
+    `given`: the arguments of the call by name.
+    """
+    (query, key, value), mask = (given[name] for name in ("query", "key", "value")), given.get("attn_mask")
+    options = {name: given[name] for name in ("scale", "enable_gqa") if name in given}
+    dropped, causal = given.get("dropout_p", 0.0), given.get("is_causal", False)
+    if query.device.type == "cpu":  # of fake tensors torch does not say
+        own = (query, key, value) if mask is None else (query, key, value, mask)
+        dense = all(t.stride(-1) == 1 for t in own)
+        masked = mask is not None and (mask.requires_grad or mask.dim() not in (2, 4))
+        return not (dropped or masked) and dense and query.dim() == 4 and own[0].shape[-1] == own[2].shape[-1]
     try:
-        grouped = query.shape[-3] != key.shape[-3]
-        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, False, enable_gqa=grouped)
+        choice = torch._fused_sdp_choice(query, key, value, mask, dropped, causal, **options)
     except (AttributeError, RuntimeError, TypeError):  # a torch that does not say
         return True
     return int(choice) != MATH_ATTENTION

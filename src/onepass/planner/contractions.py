@@ -47,7 +47,7 @@ def choose_contractions(program: Program, setting: Setting, judge: Judge | None 
     for extern in chooser.products:
         for kind in REDUCED:
             chooser.try_regions(kind, extern.contraction)
-    for extern in chooser.products:
+    for extern in sorted(chooser.products, key=_terms):  # what two products share is of the one that is soonest done
         _try_alone(chooser, extern)
     join_beside(chooser)
     chosen = {d for r in chooser.regions for d in (*r.members, *r.again)}
@@ -142,6 +142,12 @@ def _part_size(chooser: Chooser, last: Define) -> int:
     return size if len(places) * size <= numel(last.axes) else 0
 
 
+def _terms(extern: Extern) -> int:
+    """How many terms the sums of a product have together."""
+    last = extern.contraction
+    return sum(numel(r.axes) * numel(r.over) for r in reductions([last.value])) if last is not None else 0
+
+
 def _try_alone(chooser: Chooser, extern: Extern) -> None:
     """One product with the point-wise work that follows it."""
     last = extern.contraction
@@ -151,7 +157,8 @@ def _try_alone(chooser: Chooser, extern: Extern) -> None:
         end = tail[-1] if tail else last
         most = max(storage_bytes(d.buffer) for d in chooser.stored((last, *tail)))
         core = {last, *_products_read(chooser, last, tail)}
-        for members in dict.fromkeys(_grown(chooser, c, tail, None if tail else last, most) for c in (core, {last})):
+        ways = [(core, None if tail else last), ({last}, None if tail else last), ({last}, last)]
+        for members in dict.fromkeys(_grown(chooser, c, tail, only, most) for c, only in ways):
             if not members or not (tail or chooser.again(members)):
                 continue
             names = last.origin.node, end.origin.node

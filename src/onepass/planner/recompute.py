@@ -22,14 +22,13 @@ def recompute(groups: PricedGroups) -> bool:
     graph, done = groups.graph, False
     for define in reversed(list(groups.program.defines())):
         number = graph.node_of.get(define.buffer)
-        if (
-            number in groups.locked
-            or number not in graph.members
-            or define not in graph.members[number]
-            or define.buffer in graph.required
-        ):
+        if number in groups.locked or number not in graph.members or define not in graph.members[number]:
             continue
         users = sorted(u for u in graph.consumers.get(define.buffer, set()) if u != number)
+        if define.buffer in graph.required:  # what is made of positions alone may be stored and computed again
+            users = (
+                [u for u in users if u in graph.members] if not _read(groups, _chain(groups, define, number)) else []
+            )
         if not users or len(users) > MOST_READERS or any(u not in graph.members or u in groups.locked for u in users):
             continue
         if is_pointwise(define.value):
@@ -45,6 +44,11 @@ def _chain(groups: PricedGroups, define: Define, number: int) -> list[Define]:
     free = {b: d for b, d in own.items() if b not in stored and is_pointwise(d.value)}
     chain = reached([define], lambda d: (free[b] for b in graph.reads[d] if b in free))
     return sorted(chain, key=graph.order)
+
+
+def _read(groups: PricedGroups, chain: list[Define]) -> set[Buffer]:
+    """What a chain reads from memory."""
+    return {b for d in chain for b in groups.graph.reads[d]} - {d.buffer for d in chain}
 
 
 def _try(groups: PricedGroups, define: Define, number: int, users: list[int]) -> bool:
@@ -93,10 +97,11 @@ def _most_saved(groups: PricedGroups, define: Define, number: int, chain: list[D
     """How many bytes fewer could travel at most; None where the group that has the value now would disappear."""
     graph = groups.graph
     members, made = graph.members[number], {d.buffer for d in chain}
-    if graph.stored(members, frozenset((number,))) == [define]:
+    required = define.buffer in graph.required
+    if graph.stored(members, frozenset((number,))) == [define] and not required:
         return None
     needed = {b: _bytes(chain, b) for d in chain for b in graph.reads[d] if b not in made}
-    saved = storage_bytes(define.buffer)
+    saved = 0 if required else storage_bytes(define.buffer)
     for u in users:
         known = {b for d in graph.members[u] for b in (d.buffer, *graph.reads[d])}
         saved += _bytes(graph.members[u], define.buffer) - sum(n for b, n in needed.items() if b not in known)
