@@ -30,17 +30,19 @@ from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.saved import choose_saved
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
-from .errors import CompilerNotFound, OnepassError
+from .errors import CompilerNotFound, OnepassError, UnmetOrder
 from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
+from .ir.orders import only_forward
+from .ir.origins import origin_of
 from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.known_masks import simplify_masks
+from .lowering.marked import mark
 from .lowering.masked_attention import write_out_masked_attention
-from .lowering.origins import origin_of
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
 from .lowering.size_one import is_right_for_one
@@ -103,6 +105,8 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
             calls = {e.name for e in compiled.record.externs}  # a product inside a kernel is nowhere as a whole
             if (loops := _loops(options, calls)) is not None and loops(graph):
                 compiled = compile_graph(graph, choose_target(options, graph), options, direction)
+    except UnmetOrder:  # the user's own error, which they must see
+        raise
     except Exception as error:
         if options.strict and not isinstance(error, CompilerNotFound):
             raise
@@ -245,6 +249,8 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def backward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         tangents = tangents_of(graph)
+        for node in graph.graph.nodes:
+            only_forward(node)
         return _for_each_set(graph, tangents, chosen) if len(tangents) > 1 else _compile(graph, chosen, "backward")
 
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -266,6 +272,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     )
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
+        mark(graph, chosen.no_fuse)
         if chosen.fuse and multiplies:
             simplify_masks(graph)
             write_out_masked_attention(graph)
@@ -284,7 +291,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
         try:
             return traced(graph, example_inputs, multiplies)
-        except TorchDynamoException:  # dynamo's own signals, such as that it must trace again
+        except (TorchDynamoException, UnmetOrder):  # dynamo's own signals, such as that it must trace again
             raise
         except Exception as error:
             if chosen.strict:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch.fx import GraphModule
 
 from .analysis.price import price
-from .errors import VerifyError
+from .errors import UnmetOrder, VerifyError
 from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
 from .ir.plan import Group, Store
@@ -114,6 +114,7 @@ class Building:
                 made = self._made(planned, choices)
                 limits = self.resources.after(planned, self.record.kernels)
             except UnbuiltGroups as error:
+                _refuse_asked(planned, error)
                 tighter = self.resources.failed(planned, error.problems)
                 if tighter is None:
                     raise
@@ -143,6 +144,15 @@ class Building:
         for kernel in self.record.kernels:
             if (outcome := outcomes.get(kernel.name.removesuffix("_partial"))) is not None:
                 kernel.tuning, kernel.trials = outcome.summary, list(outcome.trials)
+
+
+def _refuse_asked(planned: PlannedGraph, error: UnbuiltGroups) -> None:
+    """A region that is asked to share a kernel cannot be planned in another way."""
+    for name, problem in error.problems.items():
+        first = next((d for d in planned.names[name].members if d.orders.fuse), None)
+        if first is not None:
+            fix = "Ask for a smaller region, or use onepass.fuse(backward=False) if forward alone can be one kernel."
+            raise UnmetOrder("onepass.fuse", first.origin.line, f"it does not fit: {problem}", fix) from problem
 
 
 def _plan_note(before: Made, after: Made, gains: bool) -> Decision:

@@ -137,6 +137,7 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     for extern in graph.externs:
         yield from _extern(extern)
     yield from _saved(graph)
+    yield from _orders(graph)
     yield from _rejected(graph)
 
 
@@ -163,8 +164,14 @@ def _saved(graph: CompileRecord) -> Iterator[str]:
     if len(rows) > SAVED_SHOWN:
         yield f"    and {len(rows) - SAVED_SHOWN} smaller ones (all of them: to_json())"
     for decision in graph.decisions:
-        if decision.accepted and decision.kind in ("memory", "row loop"):
+        if decision.accepted and decision.kind in ("memory", "row loop", "asked"):
             yield _one_line(f"  {decision.kind}: {decision.reason}")
+
+
+def _orders(graph: CompileRecord) -> Iterator[str]:
+    """What was asked of the plan, each line of the user's once."""
+    for what, by, line in dict.fromkeys((o.what, o.by, user_line(o.line)) for o in graph.orders):
+        yield _one_line(f"  {what}: {by}{f', {line}' if line else ''}")
 
 
 def _kernel(kernel: KernelRecord) -> Iterator[str]:

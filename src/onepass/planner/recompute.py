@@ -23,14 +23,14 @@ def recompute(groups: PricedGroups) -> bool:
     for define in reversed(list(groups.program.defines())):
         number = graph.node_of.get(define.buffer)
         if (
-            number in groups.locked
+            number in groups.closed | groups.asked
             or number not in graph.members
             or define not in graph.members[number]
             or define.buffer in graph.required
         ):
             continue
         users = sorted(u for u in graph.consumers.get(define.buffer, set()) if u != number)
-        if not users or len(users) > MOST_READERS or any(u not in graph.members or u in groups.locked for u in users):
+        if not users or len(users) > MOST_READERS or any(u not in graph.members or u in groups.closed for u in users):
             continue
         if not reductions([define.value]):
             done |= _try(groups, define, number, users)
