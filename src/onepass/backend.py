@@ -34,7 +34,6 @@ from .errors import CompilerNotFound, OnepassError, UnmetOrder
 from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
-from .ir.orders import only_forward
 from .ir.origins import origin_of
 from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
@@ -249,16 +248,13 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def backward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         tangents = tangents_of(graph)
-        for node in graph.graph.nodes:
-            only_forward(node)
         return _for_each_set(graph, tangents, chosen) if len(tangents) > 1 else _compile(graph, chosen, "backward")
 
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         _check_any_size(joint)
-        target = _multiplying_target(chosen, joint)
-        forward, backward = partition(
-            joint, inputs, target, chosen.strict, _loops(chosen), _saving(chosen, joint), **kwargs
-        )
+        loops, saving = _loops(chosen), _saving(chosen, joint)
+        multiplying = _multiplying_target(chosen, joint)
+        forward, backward = partition(joint, inputs, multiplying, chosen.strict, loops, saving, **kwargs)
         made.mark = object() if len(tangents_of(backward)) > 1 else None
         return forward, backward
 

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..ir.orders import only_forward
 from ..ir.plan import Decision
 from ..ir.target import Target
 from .between import COMPUTE_AGAIN, SAVE, products_between
@@ -80,6 +81,8 @@ def partition(
         decisions.append(Decision("graph", "backward", "memory", False, DIVIDED))
     with functorch_config.patch(_RECOMPUTE | ({"activation_memory_budget": 1.0} if why else {})):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    for node in backward.graph.nodes:
+        only_forward(node)
     forward.meta[EXACT] = backward.meta[EXACT] = exact
     backward.meta[DECISIONS] = decisions
     forward.meta[DECISIONS] = joint.meta.get(DECISIONS, [])

@@ -21,8 +21,7 @@ from ..analysis.library_price import multiply_rate
 from ..analysis.reach import reached
 from ..ir.callables import operators
 from ..ir.dtypes import DType
-from ..ir.orders import KEEP, asked_of, orders_of
-from ..ir.orders import SAVE as ASKED_SAVE
+from ..ir.orders import is_asked
 from ..ir.plan import Decision
 from ..ir.target import Target
 from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, matrices, nodes_reached, products_between, size_of
@@ -63,7 +62,7 @@ def _decide(between: Between, replaced: set[Node], target: Target) -> Decision:
 
     if (step := next((n for n in (*between.forward, *between.backward) if not _is_inside(n)), None)) is not None:
         return answer(f"{step.name} is not point-wise")
-    if (step := next((n for n in (*between.forward, *between.backward) if _is_ordered(n)), None)) is not None:
+    if (step := next((n for n in (*between.forward, *between.backward) if is_asked(n)), None)) is not None:
         return answer(f"{step.name} is asked to be as the program says")
     if (user := _wanted(between, replaced)) is not None:
         return answer(f"{user.name} needs values of its size")
@@ -129,11 +128,6 @@ def _is_inside(node: Node) -> bool:
     """Whether a kernel with products computes an operation element by element."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags or node.target in PRODUCTS or node.target in _MOVES or _is_drawn(node)
-
-
-def _is_ordered(node: Node) -> bool:
-    """Whether a user asked for the value in memory, or for a kernel of its own."""
-    return bool(orders_of(node).no_fuse) or asked_of(node) in (KEEP, ASKED_SAVE)
 
 
 def _is_drawn(node: Node) -> bool:

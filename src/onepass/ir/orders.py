@@ -42,6 +42,11 @@ def asked_of(node: Node) -> str:
     return str(custom.get(VALUE, "")) if custom and node.target is torch.ops.aten.alias.default else ""
 
 
+def is_asked(node: Node) -> bool:
+    """Whether a user wants an operation to be as the program says, or its value in memory."""
+    return orders_of(node) is not NO_ORDERS or asked_of(node) in (KEEP, SAVE)
+
+
 def only_forward(node: Node) -> None:
     """Drop the orders of a node of backward that are for forward alone."""
     if custom := node.meta.get("custom"):

@@ -94,8 +94,9 @@ class _Lowering:
         statements = change_own(_live([*shared, *self.updates], outputs), outputs)
         given = {i for i in self.inputs if isinstance(i, Symbol)}
         sources = {s: at for s, at in self.sources.items() if s not in given}
-        defined = {s.buffer for s in statements if isinstance(s, Define)}
-        kept = {b: origin for b, origin in self.kept.items() if b in defined}  # others are in memory anyway
+        made = {s.buffer for s in statements if isinstance(s, Define)}
+        made |= {s.contraction.buffer for s in statements if isinstance(s, Extern) and s.contraction is not None}
+        kept = {b: origin for b, origin in self.kept.items() if b in made}  # others are in memory anyway
         return Program(tuple(self.inputs), tuple(statements), outputs, sources, kept)
 
     # inputs and constants

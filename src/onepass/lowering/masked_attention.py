@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from ..ir.orders import orders_of
 from .known_masks import ARGUMENTS, ATTENTION
 from .torch_private import library_takes
 
@@ -49,7 +50,8 @@ def write_out_masked_attention(graph: GraphModule) -> None:
     Its calls are replaced; a mode around the whole trace would be asked about every function of torch that is called.
     """
     for part in (m for m in graph.modules() if isinstance(m, GraphModule)):
-        for node in (calls := part.graph.find_nodes(op="call_function", target=ATTENTION)):
+        found = part.graph.find_nodes(op="call_function", target=ATTENTION)
+        for node in (calls := [n for n in found if not orders_of(n).no_fuse]):
             node.target = attention
         if calls:
             part.recompile()

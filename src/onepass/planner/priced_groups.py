@@ -56,8 +56,10 @@ class PricedGroups:
             members = [d for d in region if graph.node_of.get(d.buffer) in graph.members.keys() - self.locked.keys()]
             if len(members) < 2 or not numbers.isdisjoint(self.locked):
                 continue
+            if (apart := next((d.orders.no_fuse for d in members if d.orders.no_fuse), None)) is not None:
+                raise refuse(members, f"one that lies between is asked to be apart: {apart}")
             if graph.is_cyclic(members, ()):
-                raise refuse(members, "another step lies between its operations")
+                raise refuse(members, "another region lies between its operations")
             self.asked.add(graph.join(members, ()))
         for number in self.asked:
             members = graph.members[number]
