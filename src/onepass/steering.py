@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -53,13 +54,13 @@ def fuse(*, backward: bool = True) -> Any:
     A context or a decorator: `with onepass.fuse():`, `@onepass.fuse()`. What cannot be is an `UnmetOrder`.
     """
     if torch.compiler.is_compiling():
-        return annotate({FUSE + _new_region(): BOTH if backward else FORWARD})
+        return _inside({FUSE + _new_region(): BOTH if backward else FORWARD})
     return Order(functools.partial(fuse, backward=backward))
 
 
 def no_fuse() -> Any:
     """Each operation inside has a kernel of its own, in backward too. A context or a decorator."""
-    return annotate({NO_FUSE: "onepass.no_fuse"}) if torch.compiler.is_compiling() else Order(no_fuse)
+    return _inside({NO_FUSE: "onepass.no_fuse"}) if torch.compiler.is_compiling() else Order(no_fuse)
 
 
 def keep(value: torch.Tensor) -> torch.Tensor:
@@ -75,6 +76,13 @@ def save(value: torch.Tensor) -> torch.Tensor:
 def recompute(value: torch.Tensor) -> torch.Tensor:
     """The value itself; in training, backward computes it again where it needs it."""
     return _asked(value, RECOMPUTE)
+
+
+@contextmanager
+def _inside(order: dict[str, str]) -> Iterator[None]:
+    """What dynamo traces; it cannot leave `annotate` itself for a graph break, but a generator around it."""
+    with annotate(order):
+        yield
 
 
 def _asked(value: torch.Tensor, what: str) -> torch.Tensor:
