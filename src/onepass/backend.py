@@ -45,6 +45,7 @@ from .lowering.masked_attention import write_out_masked_attention
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
 from .lowering.size_one import is_right_for_one
+from .plugging import plugged
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
@@ -99,7 +100,9 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
     if direction == "inference":
         _check_any_size(graph)
     try:
-        compiled = compile_graph(graph, choose_target(options, graph), options, direction)
+        target = choose_target(options, graph)
+        rewrite = plugged(graph, target, options) if direction == "inference" else None
+        compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
         if direction == "inference":
             calls = {e.name for e in compiled.record.externs}  # a product inside a kernel is nowhere as a whole
             if (loops := _loops(options, calls)) is not None and loops(graph):
