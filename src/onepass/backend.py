@@ -45,7 +45,7 @@ from .lowering.masked_attention import write_out_masked_attention
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
 from .lowering.size_one import is_right_for_one
-from .plugging import plugged
+from .plugging import in_training, plugged
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
@@ -106,7 +106,7 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
         if direction == "inference":
             calls = {e.name for e in compiled.record.externs}  # a product inside a kernel is nowhere as a whole
             if (loops := _loops(options, calls)) is not None and loops(graph):
-                compiled = compile_graph(graph, choose_target(options, graph), options, direction)
+                compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
     except UnmetOrder:  # the user's own error, which they must see
         raise
     except Exception as error:
@@ -115,6 +115,7 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
         return _as_eager(graph, error, direction)
     if direction == "forward":
         compiled.record.saved = [_saved_record(*saved) for saved in graph.meta.get(SAVED, ())]
+        compiled.record.decisions += in_training()
         compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
     compiled.record.decisions += graph.meta.get(DECISIONS, [])
     for record in (compiled.record, *compiled.parts):

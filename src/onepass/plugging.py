@@ -8,6 +8,7 @@ compared with the reference on samples; a kernel is also timed against ours. Inf
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 import warnings
@@ -44,6 +45,8 @@ MOST_WAYS = 64  # of giving a part's inputs to a reference
 SAMPLES = (1.0, 8.0, 1e-2)  # the standard deviations of three
 MOST_ELEMENTS = 2**25  # of tensors that samples are made of
 RUNS, RUN_SECONDS = 5, 0.02
+MOST_LONGER = 3  # times as many operations as the reference has
+_WORD = re.compile(r"[a-z_0-9.]+(?:<\w+>)?\(|[a-z]+(?:\.\d)?\[|\^-?\d+(?:/\d+)?|p\d+\[")
 # Of the largest value: what a kernel may differ from its reference in float64, beyond twice what eager does.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 SAME = 1e-5  # in float64: a reference may itself convert to float32
@@ -111,6 +114,13 @@ def _add(plug: Plug) -> None:
         _plugs.append(plug)
 
 
+def in_training() -> list[Decision]:
+    """What a training graph is told of what is plugged in."""
+    with _lock:
+        reason = "what is plugged in runs in inference only"
+        return [Decision(plug.name, plug.name, "kernel", False, reason) for plug in _plugs]
+
+
 def plugged(graph: GraphModule, target: Target, options: Options) -> Plugged | None:
     """What is plugged in, for one graph; None where there is nothing."""
     with _lock:
@@ -137,17 +147,23 @@ class Plugged:
                 problem = f"{plug.name} is not used: its reference is no single computation of kernels"
                 notes.append(Decision(plug.name, plug.name, "kernel", False, problem))
                 continue
+            wanted, words = work(example.defines), _words(_text(example, example.inputs))
             parts = Parts(program)
             for end in reversed([*parts.defines.values()]):
                 if end.buffer in parts.defines:
-                    changed = self._at(plug, program, parts.ending(end, work(example.defines)), notes)
+                    ending = parts.ending(end, wanted, MOST_LONGER * len(example.defines))
+                    changed = self._at(plug, program, reversed([*ending]), words, notes)
                     parts = parts if changed is program else Parts(changed)
                     program = changed
         return program
 
-    def _at(self, plug: Plug, program: Program, parts: Iterable[ProgramPart], notes: list[Decision]) -> Program:
+    def _at(
+        self, plug: Plug, program: Program, parts: Iterable[ProgramPart], words: list[str], notes: list[Decision]
+    ) -> Program:
+        """The program with the first of some parts that computes what the reference does in the user's way."""
         for part in parts:
-            if len(part.inputs) != len(plug.example) or (text := _text(part, part.inputs)) is None:
+            text = _text(part, part.inputs) if len(part.inputs) == len(plug.example) else None
+            if text is None or _words(text) != words:
                 continue
             for views in _ways(part.inputs):
                 metas = tuple(map(_meta, views))
@@ -155,7 +171,10 @@ class Plugged:
                 same = part_of(found[0]) if found is not None else None
                 if found is None or same is None or {*same.inputs} - {*found[0].inputs}:
                     continue
-                order = tuple(found[0].inputs[[v.buffer for v in views].index(b)] for b in part.inputs)
+                if same.end.buffer.dtype is not part.end.buffer.dtype:
+                    continue
+                given = dict(zip((v.buffer for v in views), found[0].inputs, strict=True))
+                order = [b for input_ in part.inputs if isinstance(b := given[input_], Buffer)]
                 if _text(same, order) == text and self._is_wanted(plug, metas):
                     verdict = self._verdict(plug, metas)
                     names = part.defines[0].origin.node, part.end.origin.node
@@ -254,6 +273,8 @@ class _Call:
 
     def __call__(self, *values: Tensor) -> Tensor:
         made = self.function(*values)
+        if any(made.untyped_storage().data_ptr() == v.untyped_storage().data_ptr() for v in values):
+            made = made.clone()
         same = all(n == 1 or a == b for n, a, b in zip(self.shape, made.stride(), self.strides, strict=True))
         if not same or made.dtype != self.dtype or made.storage_offset():
             laid = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=made.device)
@@ -266,6 +287,11 @@ class _Call:
 
 def _text(part: ProgramPart, inputs: Sequence[Buffer]) -> str | None:
     return canonical(part.store(), {b: f"p{k}" for k, b in enumerate(inputs)})
+
+
+def _words(text: str | None) -> list[str]:
+    """What a text has in common with that of the same computation on tensors of other sizes."""
+    return sorted(re.sub(r"p\d+", "p", w) for w in _WORD.findall(text or ""))
 
 
 def _ways(inputs: Sequence[Buffer]) -> Iterator[tuple[View, ...]]:

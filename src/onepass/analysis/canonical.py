@@ -52,7 +52,7 @@ def canonical(store: Store, names: Mapping[Buffer, str]) -> str | None:
     value = rebind(own.value, mapping, {a: (new,) for a, new in renamed.items()})
     try:
         text = _text(_Products(names).of(value))
-    except _NoText:
+    except (_NoText, ArithmeticError, ValueError):
         return None
     shape = ", ".join(f"{renamed[c].name}:{c.extent} by {steps[c]}" for c in free)
     return f"{place.substitute(mapping)} of [{shape}] = {text}"
@@ -102,10 +102,12 @@ class _Products:
             if e.op in _ROOTS:
                 return _power(args[0], _ROOTS[e.op])
             if e.op == "pow" and not args[1][1]:
-                return _power(args[0], Fraction(args[1][0]).limit_denominator(64))
+                power = Fraction(args[1][0])
+                near = power.limit_denominator(64)
+                return _power(args[0], near if abs(near - power) < Fraction(1, 10**7) else power)
         texts = [_text(a) for a in args]
         if e.op in _TURNED:
-            return _atom(f"{_TURNED[e.op]}({texts[1]}, {texts[0]})")
+            return _atom(f"{_TURNED[e.op]}<bool>({texts[1]}, {texts[0]})")
         if e.op in ("maximum", "minimum", "eq", "ne", "bitand", "bitor", "bitxor"):
             texts.sort()
         return _atom(f"{e.op}<{'float' if e.dtype.is_float else e.dtype.value}>({', '.join(texts)})")
@@ -125,6 +127,8 @@ class _Products:
             return self._summed(_power(around, Fraction(2)), r, over, 1.0)
         if r.monoid == "sum":
             return self._summed(self.of(r.inputs[0]), r, over, 1.0)
+        if r.monoid in ("argmax", "argmin") and part == 0:
+            return _atom(f"{r.monoid[3:]}.0[{over}]({_text(self.of(r.inputs[0]))})")
         return _atom(f"{r.monoid}.{part}[{over}]({', '.join(_text(self.of(i)) for i in r.inputs)})")
 
     def _sum(self, values: list[Product]) -> Product:
@@ -198,4 +202,5 @@ def _power(a: Product, n: Fraction) -> Product:
 def _text(product: Product) -> str:
     number, factors = product
     powers = [f if n == 1 else f"{f}^{n}" for f, n in sorted(factors.items())]
-    return "*".join([f"{number:.6g}", *powers])
+    text = f"{int(number)}" if number.is_integer() and abs(number) < 2**53 else f"{number:.6g}"
+    return "*".join([text, *powers])

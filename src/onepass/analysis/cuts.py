@@ -19,6 +19,7 @@ from ..ir.program import Buffer, Define, Extern, Program, buffers_in
 from .inline import Inliner, loaded, read_by
 
 MOST_PARTS = 512  # of one end
+_SAME = {"gt": "lt", "ge": "le", "welford": "sum", "argmax": "max", "argmin": "min"}
 REPEATED = 2  # times that a program may spell out what a part does once
 _ALGEBRA = frozenset(("add", "sub", "mul", "div", "neg", "sqrt", "rsqrt", "pow", *CASTS))
 
@@ -73,9 +74,9 @@ def _work(value: Expr) -> Counter[str]:
     found: Counter[str] = Counter()
     for e in postorder([value]):
         if isinstance(e, Pointwise) and e.op not in _ALGEBRA:
-            found[{"gt": "lt", "ge": "le"}.get(e.op, e.op)] += 1
+            found[_SAME.get(e.op, e.op)] += 1
         elif isinstance(e, Reduce):
-            found["sum" if e.monoid == "welford" else e.monoid] += 2 if e.monoid == "welford" else 1
+            found[_SAME.get(e.monoid, e.monoid)] += 2 if e.monoid == "welford" else 1
     return found
 
 
@@ -86,14 +87,15 @@ class Parts:
         self.defines, self._readers = definitions(program), _readers(program)
         self._position = {b: k for k, b in enumerate(self.defines)}
 
-    def ending(self, end: Define, wanted: Counter[str]) -> Iterator[ProgramPart]:
-        """The parts with this end that do the wanted work, the smallest first."""
+    def ending(self, end: Define, wanted: Counter[str], most: int) -> Iterator[ProgramPart]:
+        """The parts with this end that do the wanted work with at most so many definitions, the smallest first."""
         start = frozenset((end,))
         waiting, seen = [start], {start}
         while waiting and len(seen) <= MOST_PARTS:
             inside = waiting.pop(0)
             done = work(inside)
-            if any(n > REPEATED * wanted[op] for op, n in done.items()) or any(d.orders != NO_ORDERS for d in inside):
+            other = any(n > REPEATED * wanted[op] for op, n in done.items())
+            if other or len(inside) > most or any(d.orders != NO_ORDERS for d in inside):
                 continue
             part = _part(sorted(inside, key=lambda d: self._position[d.buffer]))
             made = {d.buffer for d in inside}
