@@ -193,10 +193,9 @@ class Plugged:
         return plug.traced[key]
 
     def _trace(self, function: Function, metas: Metas) -> tuple[Program, GraphModule] | None:
-        table, changed = decomposition_table(self.options.target), torch.func.functionalize(function)
         try:
             function(*(_empty(m, "meta") for m in metas))  # says no more quietly than fake tensors
-            graph = make_fx(changed, table, tracing_mode="fake")(*map(_empty, metas))
+            graph = functional_graph(function, [*map(_empty, metas)], self.options.target)
             device = "" if self.target.language == "c" else metas[0][3].type
             program = lower_graph(graph, wide_statistics=self.target.wide_statistics, device=device)
         except Exception:  # of tensors of other shapes the reference may make no sense
@@ -280,6 +279,17 @@ class _Call:
             laid = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=made.device)
             made = laid.copy_(made)
         return made.as_strided(*self.place)
+
+
+def functional_graph(function: Function, values: Sequence[Tensor], target: str = "auto") -> GraphModule:
+    """What a function does to tensors like these, changes in place taken out."""
+    table, traced = decomposition_table(target), function
+    while True:  # what is taken apart may itself hold changes in place
+        graph: GraphModule = make_fx(torch.func.functionalize(traced), table, tracing_mode="fake")(*values)
+        calls = (n.target for n in graph.graph.nodes if n.op == "call_function")
+        if traced is not function or not any(getattr(getattr(t, "_schema", None), "is_mutable", False) for t in calls):
+            return graph
+        traced = graph
 
 
 # --- which part ---

@@ -8,23 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from onepass.analysis.canonical import canonical
 from onepass.analysis.cuts import part_of
 from onepass.ir.program import Buffer
-from onepass.lowering.decompositions import decomposition_table
 from onepass.lowering.graph import lower_graph
+from onepass.plugging import functional_graph
 
 Function = Callable[..., Tensor]
 X, W = torch.randn(4, 6, 8), torch.randn(8)
 
 
 def text(function: Function, *args: Tensor) -> str | None:
-    changed = torch.func.functionalize(function)
     with torch.no_grad():
-        graph = make_fx(changed, decomposition_table("cpu"), tracing_mode="fake")(*args)
-    program = lower_graph(graph)
+        program = lower_graph(functional_graph(function, args))
     part = part_of(program)
     assert part is not None
     return canonical(part.store(), {b: f"p{k}" for k, b in enumerate(program.inputs) if isinstance(b, Buffer)})
