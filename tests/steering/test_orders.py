@@ -92,6 +92,11 @@ def recomputed(x: Tensor, w: Tensor) -> Tensor:
     return (onepass.recompute(torch.exp(x * w)) @ w).sin()
 
 
+def recomputed_call(x: Tensor, w: Tensor) -> Tensor:
+    y = onepass.recompute(x.sort(-1)[0])
+    return onepass.recompute(y * y) * y.amax(-1, keepdim=True) + w
+
+
 def checkpointed(x: Tensor, w: Tensor) -> Tensor:
     return checkpoint(apart, x, w, use_reentrant=False) * 2
 
@@ -103,7 +108,19 @@ def broken(x: Tensor, w: Tensor) -> Tensor:
         return x * w
 
 
-PROGRAMS = (apart, decorated, unrelated, normed, kept, kept_and_changed, saved, recomputed, checkpointed, broken)
+PROGRAMS = (
+    apart,
+    decorated,
+    unrelated,
+    normed,
+    kept,
+    kept_and_changed,
+    saved,
+    recomputed,
+    recomputed_call,
+    checkpointed,
+    broken,
+)
 
 
 @pytest.mark.parametrize("target", ["cpu", "triton-interpret"])
