@@ -1,5 +1,5 @@
 """The import rule: ir < analysis < stages < explain < pipeline < {tuning, resources} < judging < building < compilation
-< backend. Stages stay apart.
+< plugging < backend. Stages stay apart.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ RANK = {
     "judging": 7,
     "building": 8,
     "compilation": 9,
-    "backend": 10,
+    "plugging": 10,
+    "backend": 11,
 }
-TOP = 11  # the package itself, the command line, the demo: may import everything
+TOP = 12  # the package itself, the command line, the demo: may import everything
 STAGES_WITH_PRIVATE_TORCH = ("autograd", "explain", "lowering", "runtime")
 PRIVATE_TORCH = {"backend.py", *(f"{stage}/torch_private.py" for stage in STAGES_WITH_PRIVATE_TORCH)}
 

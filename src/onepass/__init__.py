@@ -12,9 +12,26 @@ from .api import explain
 from .backend import FallbackWarning, jit, register
 from .errors import OnepassError
 from .explain import Explanation
+from .plugging import KernelWarning, kernel
+from .plugging import replace_by as replace
+from .steering import fuse, keep, no_fuse, recompute, save
 
 __version__ = "0.1.0"
-__all__ = ["Explanation", "FallbackWarning", "OnepassError", "explain", "jit"]
+__all__ = [
+    "Explanation",
+    "FallbackWarning",
+    "KernelWarning",
+    "OnepassError",
+    "explain",
+    "fuse",
+    "jit",
+    "keep",
+    "kernel",
+    "no_fuse",
+    "recompute",
+    "replace",
+    "save",
+]
 
 # The function stands where Python puts the package of its name: it shares the package's names, so that
 # `import onepass.explain.measure as m` and `onepass.explain.measure` work.

@@ -30,20 +30,22 @@ from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.saved import choose_saved
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import compile_graph
-from .errors import CompilerNotFound, OnepassError
+from .errors import CompilerNotFound, OnepassError, UnmetOrder
 from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
+from .ir.origins import origin_of
 from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.fused_updates import write_out_fused_updates
+from .lowering.marked import mark
 from .lowering.masked_attention import prepare_attention
-from .lowering.origins import origin_of
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
 from .lowering.size_one import is_right_for_one
+from .plugging import in_training, plugged
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
@@ -98,17 +100,22 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
     if direction == "inference":
         _check_any_size(graph)
     try:
-        compiled = compile_graph(graph, choose_target(options, graph), options, direction)
+        target = choose_target(options, graph)
+        rewrite = plugged(graph, target, options) if direction == "inference" else None
+        compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
         if direction == "inference":
             calls = {e.name for e in compiled.record.externs}  # a product inside a kernel is nowhere as a whole
             if (loops := _loops(options, calls)) is not None and loops(graph):
-                compiled = compile_graph(graph, choose_target(options, graph), options, direction)
+                compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
+    except UnmetOrder:  # the user's own error, which they must see
+        raise
     except Exception as error:
         if options.strict and not isinstance(error, CompilerNotFound):
             raise
         return _as_eager(graph, error, direction)
     if direction == "forward":
         compiled.record.saved = [_saved_record(*saved) for saved in graph.meta.get(SAVED, ())]
+        compiled.record.decisions += in_training()
         compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
     compiled.record.decisions += graph.meta.get(DECISIONS, [])
     for record in (compiled.record, *compiled.parts):
@@ -249,10 +256,9 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def parted(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         _check_any_size(joint)
-        target = _multiplying_target(chosen, joint)
-        forward, backward = partition(
-            joint, inputs, target, chosen.strict, _loops(chosen), _saving(chosen, joint), **kwargs
-        )
+        loops, saving = _loops(chosen), _saving(chosen, joint)
+        multiplying = _multiplying_target(chosen, joint)
+        forward, backward = partition(joint, inputs, multiplying, chosen.strict, loops, saving, **kwargs)
         made.mark = object() if len(tangents_of(backward)) > 1 else None
         return forward, backward
 
@@ -266,6 +272,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     )
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
+        mark(graph, chosen.no_fuse)
         if chosen.fuse and multiplies:
             prepare_attention(graph)
         write_out_fused_updates(graph)
@@ -284,7 +291,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         multiplies = on_gpu if chosen.target == "auto" else bool(find_target(chosen.target).products_per_us)
         try:
             return traced(graph, example_inputs, multiplies)
-        except TorchDynamoException:  # dynamo's own signals, such as that it must trace again
+        except (TorchDynamoException, UnmetOrder):  # dynamo's own signals, such as that it must trace again
             raise
         except Exception as error:
             if chosen.strict:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch.fx import GraphModule
 
 from .analysis.price import price
-from .errors import VerifyError
+from .errors import UnmetOrder, VerifyError
 from .ir.limits import NO_LIMITS, Limits
 from .ir.options import Options
 from .ir.plan import Group, Store
+from .ir.program import Program
 from .ir.record import CompileRecord, Decision, stage
 from .ir.target import Target
 from .judging import Judge
@@ -29,6 +31,14 @@ from .runtime.kernels import Builder, LoadedKernel
 from .runtime.stopwatch import Stopwatch
 from .schedule.group import schedule_group
 from .tuning import Outcome, Workshop, changed, expected_us, tune_groups
+
+
+class Rewriter(Protocol):
+    """What users plugged in."""
+
+    def rewrite(self, program: Program, notes: list[Decision]) -> Program:
+        """The program with parts of it in the users' way; `notes`: why, and why not."""
+
 
 MOST_PLANS = 3  # that are tuned
 FAR = 2.0  # a group that takes so many times its floor may be better off in parts
@@ -64,13 +74,15 @@ class Building:
         builder: Builder,
         cache: Cache | None,
         timer: Stopwatch | None,
+        rewrite: Rewriter | None = None,
     ) -> None:
         self.target, self.record = target, record
-        self.lowered = lower(graph, target, options, record)
+        self.notes: list[Decision] = []
+        plugged = functools.partial(rewrite.rewrite, notes=self.notes) if rewrite is not None else None
+        self.lowered = lower(graph, target, options, record, plugged)
         self.builder, self.cache = builder, cache
         self.workshop = Workshop(builder, cache, timer) if timer is not None else None
         self.judge = Judge(self.lowered, self.workshop) if self.workshop is not None else None
-        self.notes: list[Decision] = []
         self.resources = Resources(self.notes)
 
     def run(self) -> Made:
@@ -114,6 +126,7 @@ class Building:
                 made = self._made(planned, choices)
                 limits = self.resources.after(planned, self.record.kernels)
             except UnbuiltGroups as error:
+                _refuse_asked(planned, error)
                 tighter = self.resources.failed(planned, error.problems)
                 if tighter is None:
                     raise
@@ -143,6 +156,15 @@ class Building:
         for kernel in self.record.kernels:
             if (outcome := outcomes.get(kernel.name.removesuffix("_partial"))) is not None:
                 kernel.tuning, kernel.trials = outcome.summary, list(outcome.trials)
+
+
+def _refuse_asked(planned: PlannedGraph, error: UnbuiltGroups) -> None:
+    """A region that is asked to share a kernel cannot be planned in another way."""
+    for name, problem in error.problems.items():
+        first = next((d for d in planned.names[name].members if d.orders.fuse), None)
+        if first is not None:
+            fix = "Ask for a smaller region, or use onepass.fuse(backward=False) if forward alone can be one kernel."
+            raise UnmetOrder("onepass.fuse", first.origin.line, f"it does not fit: {problem}", fix) from problem
 
 
 def _plan_note(before: Made, after: Made, gains: bool) -> Decision:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -32,6 +32,9 @@ from .runtime.kernels import LoadedKernel
 from .runtime.launcher import launcher
 from .runtime.stopwatch import Stopwatch, stopwatch_for
 
+if TYPE_CHECKING:
+    from .building import Rewriter
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -43,11 +46,19 @@ class Compiled:
 
 
 def compile_graph(
-    graph: GraphModule, target: Target, options: Options, direction: str, stopwatch: Stopwatch | None = None
+    graph: GraphModule,
+    target: Target,
+    options: Options,
+    direction: str,
+    stopwatch: Stopwatch | None = None,
+    rewrite: Rewriter | None = None,
 ) -> Compiled:
-    """Compile one AOTAutograd graph, or take it from the cache. `stopwatch`: in the place of the device's own."""
+    """Compile one AOTAutograd graph, or take it from the cache. `stopwatch`: in the place of the device's own.
+
+    `rewrite`: what users plugged in.
+    """
     bodies = list(_compile_bodies(graph, target, options, stopwatch))
-    compiled = _compile_alone(graph, target, options, direction, stopwatch)
+    compiled = _compile_alone(graph, target, options, direction, stopwatch, rewrite)
     return replace(compiled, parts=tuple(bodies))
 
 
@@ -64,14 +75,20 @@ def _compile_bodies(
 
 
 def _compile_alone(
-    graph: GraphModule, target: Target, options: Options, direction: str, stopwatch: Stopwatch | None
+    graph: GraphModule,
+    target: Target,
+    options: Options,
+    direction: str,
+    stopwatch: Stopwatch | None,
+    rewrite: Rewriter | None = None,
 ) -> Compiled:
     builder = builder_for(target)
     cache = default_cache() if options.cache and options.debug < 5 else None  # 5 checks, and stores nothing
     measures = options.tune != "off" and not is_planning()
     timer = (stopwatch or stopwatch_for(target, kernel_device(graph))) if measures else None
     extra = f"{options.code_key()} {target} {direction} {needs_exact(graph)} {builder.fingerprint()}"
-    key = graph_fingerprint(graph, f"{extra} {timer.chip if timer else ''}")
+    # What users plug in has no key that holds in another process.
+    key = graph_fingerprint(graph, f"{extra} {timer.chip if timer else ''}") if rewrite is None else None
     constants = graph_constants(graph)
     if cache is not None and key is not None and (found := load_graph(cache, key, constants)) is not None:
         record = reattach(found.record, found.nodes, graph)
@@ -81,13 +98,13 @@ def _compile_alone(
             return _loaded(found, build_entry(found, record, builder, cache), record, graph)
         except MalformedProgram:
             cache.discard("graphs", key)
-    if not is_planning() and kernel_device(graph) != "cpu" and _can_run(target.name, graph):
+    if not is_planning() and kernel_device(graph) != "cpu" and can_run(target.name, graph):
         launcher()  # where nothing can be launched nothing is compiled
     record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
     from .building import Building  # here, because a hit does without
 
     try:
-        made = Building(graph, target, options, record, builder, cache, timer).run()
+        made = Building(graph, target, options, record, builder, cache, timer, rewrite).run()
         compiled = _loaded(made.entry, made.kernels, record, graph)
     except KernelBuildError:
         report_stage(options, record)  # what could not be built is what people want to see
@@ -102,12 +119,12 @@ def _compile_alone(
 
 def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule) -> Compiled:
     """The graph as it runs. What does not fit the chip must not come here: its driver refuses to load it."""
-    if is_planning() or not _can_run(record.target, graph):
+    if is_planning() or not can_run(record.target, graph):
         return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record)
     return Compiled(Executable(entry.host, list(kernels)).call, record)
 
 
-def _can_run(target: str, graph: GraphModule) -> bool:
+def can_run(target: str, graph: GraphModule) -> bool:
     """Whether the kernels of a target can run on the graph's tensors; a plan for another chip cannot."""
     on_host = target in ("cpu", INTERPRETED)
     return on_host if kernel_device(graph) == "cpu" else not on_host and runs_here(target)

@@ -87,6 +87,21 @@ class LayoutMismatch(OnepassError):
         )
 
 
+class UnmetOrder(OnepassError):
+    """What a user asked of some operations (`onepass.fuse`, `onepass.recompute`) cannot be."""
+
+    def __init__(self, order: str, line: str, reason: str, fix: str) -> None:
+        place = f" at {line}" if line else ""
+        super().__init__(f"{order}{place} cannot be met: {reason}. {fix}")
+
+
+class UnequalReplacement(OnepassError):
+    """A replacement that does not compute what its pattern does (`onepass.replace`)."""
+
+    def __init__(self, pattern: str, difference: str) -> None:
+        super().__init__(f"the replacement of {pattern} computes something else: {difference}. Correct one of both.")
+
+
 class UnusableProgram(OnepassError):
     """What the command line was asked to explain cannot be found or called."""
 

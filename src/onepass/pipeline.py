@@ -99,8 +99,14 @@ class PlannedGraph:
         return _of_equal(self.lowered, self.limits, self.names[name], None, ("smaller", count), less).value
 
 
-def lower(graph: GraphModule, target: Target, options: Options, record: CompileRecord) -> LoweredGraph:
-    """What a graph computes."""
+def lower(
+    graph: GraphModule,
+    target: Target,
+    options: Options,
+    record: CompileRecord,
+    rewrite: Callable[[Program], Program] | None = None,
+) -> LoweredGraph:
+    """What a graph computes. `rewrite`: what users plug in (`plugging.py`)."""
     with stage(record, "lower"):
         device = "" if target.language == "c" else kernel_device(graph)
         program = lower_graph(
@@ -111,7 +117,7 @@ def lower(graph: GraphModule, target: Target, options: Options, record: CompileR
             wide_products=target.wide_products,
             device=device,
         )
-        program = lay_out(unroll(program))
+        program = lay_out(unroll(rewrite(program) if rewrite is not None else program))
         verify_program(program)
     return LoweredGraph(graph, target, options, program, Answers())
 

@@ -138,5 +138,5 @@ def valued(node: Node, mode: Any) -> Node:
 
 def with_place(node: Node, like: Node) -> Node:
     """A node with the place that another one has in the user's program."""
-    node.meta |= {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
+    node.meta |= {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack", "custom")}
     return node

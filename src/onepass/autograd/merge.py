@@ -12,6 +12,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from ..ir.orders import asked_of, orders_of
+
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -54,6 +56,6 @@ def _key(node: Node) -> Any:
     leaves, layout = pytree.tree_flatten((node.args, node.kwargs))
     if any(not isinstance(leaf, (Node, *_PLAIN)) for leaf in leaves):
         return None
-    marks = (node.meta.get("recompute"), node.meta.get("ac_graph_id"))
+    marks = (node.meta.get("recompute"), node.meta.get("ac_graph_id"), orders_of(node), asked_of(node))
     exact = (repr(leaf) if isinstance(leaf, float | complex) else leaf for leaf in leaves)  # 0.0 is not -0.0
     return node.target, tuple((type(leaf), leaf) for leaf in exact), str(layout), marks

@@ -15,10 +15,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..ir.orders import only_forward
 from ..ir.plan import Decision
 from ..ir.target import Target
 from .between import COMPUTE_AGAIN, SAVE, products_between
 from .exact import EXACT, compared_with_extremes, compares_floats, viewed
+from .hints import ASKED, follow_hints
 from .merge import merge_equal
 from .recomputed import recompute_between_products
 from .row_loops import DECISIONS, loop_results
@@ -61,7 +63,8 @@ def partition(
         loops(joint)
         for node in loop_results(joint.graph):
             node.meta |= SAVE
-    decisions = _recomputed(joint, target, strict) if target is not None else []
+    decisions = follow_hints(joint)
+    decisions += _recomputed(joint, target, strict) if target is not None else []
     exact = compares_floats(joint.graph)
     for value, comparison in compared_with_extremes(joint.graph):
         value.meta |= SAVE
@@ -78,10 +81,12 @@ def partition(
         decisions.append(Decision("graph", "backward", "memory", False, DIVIDED))
     with functorch_config.patch(_RECOMPUTE | ({"activation_memory_budget": 1.0} if why else {})):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    for node in backward.graph.nodes:
+        only_forward(node)
     forward.meta[EXACT] = backward.meta[EXACT] = exact
     backward.meta[DECISIONS] = decisions
     forward.meta[DECISIONS] = joint.meta.get(DECISIONS, [])
-    forward.meta[SAVED] = [(n, why.get(n.name, "")) for n in _kept(forward, outputs)]
+    forward.meta[SAVED] = [(n, n.meta.get(ASKED) or why.get(n.name, "")) for n in _kept(forward, outputs)]
     return forward, backward
 
 

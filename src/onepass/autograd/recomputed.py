@@ -21,6 +21,7 @@ from ..analysis.library_price import multiply_rate
 from ..analysis.reach import reached
 from ..ir.callables import operators
 from ..ir.dtypes import DType
+from ..ir.orders import is_asked
 from ..ir.plan import Decision
 from ..ir.target import Target
 from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, matrices, nodes_reached, products_between, size_of
@@ -67,6 +68,8 @@ def _decide(between: Between, replaced: set[Node], target: Target) -> Decision:
 
     if (step := next((n for n in between.forward if not _is_inside(n) and n.target not in _JOINED), None)) is not None:
         return answer(f"{step.name} is not point-wise")
+    if (step := next((n for n in (*between.forward, *between.backward) if is_asked(n)), None)) is not None:
+        return answer(f"{step.name} is asked to be as the program says")
     user = _wanted(between.forward, between, replaced) or next(_column_sums(between), None)
     if user is not None:
         return answer(f"{user.name} needs values of its size")

@@ -24,6 +24,7 @@ from ..analysis.library_price import multiply_us
 from ..analysis.reach import reached
 from ..ir.callables import operators
 from ..ir.dtypes import DType
+from ..ir.orders import is_asked
 from ..ir.plan import Decision
 from ..ir.row_loop import over_rows
 from ..ir.target import Target
@@ -71,6 +72,8 @@ def loop_over_rows(
         region = Region([product], tangents=tangents)
         try:
             find_region(region)
+            if (asked := next((n for n in (*region.body(), *region.rows) if is_asked(n)), None)) is not None:
+                raise NotByRows(f"{asked.name} is asked to be as the program says")
             chunks = _chunks(region, target)
             reason, spared = _Rewriting(module, region, chunks).run(), chunks.spared
         except Exception as problem:

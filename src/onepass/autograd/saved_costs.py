@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from ..analysis.library_price import multiply_us
 from ..ir.callables import operators
 from ..ir.dtypes import DType
+from ..ir.orders import orders_of
 from ..ir.target import Target
 from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, bytes_of, hint, later_nodes, matrices, nodes_reached, size_of
 
@@ -66,6 +67,8 @@ class Costs:
         """Whether kernels compute an operation together with its neighbours."""
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             return True  # inputs, sizes, one of the results of a call
+        if orders_of(node).no_fuse and not is_view(node):
+            return False
         if node.target.namespace == "onepass" or is_view(node):
             return True
         return node.target in self.lowered and not any(node.target in calls for calls in _CALLS)
@@ -137,6 +140,8 @@ class Costs:
             left, right = (m.meta["val"] for m in matrices(node))
             batches = hint(left.shape[0]) if left.dim() == 3 else 1
             return self._multiply_us(batches, hint(left.shape[-2]), hint(right.shape[-1]), hint(left.shape[-1]), node)
+        if node.target in self.lowered and not any(node.target in calls for calls in _CALLS):
+            return self._fused_us(node) + self.target.launch_us  # a kernel of its own
         if node.target in _CONVOLUTIONS and not _argument(node, "transposed"):
             kernel, groups = node.all_input_nodes[1].meta["val"], int(_argument(node, "groups"))
             channels, rows = hint(value.shape[1]), size_of(node) // hint(value.shape[1])

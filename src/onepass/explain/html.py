@@ -78,6 +78,8 @@ def _graph(graph: CompileRecord, number: int) -> Iterator[str]:
         yield f"<h3>Kept for backward: {report.byte_text(graph.saved_bytes)}</h3>"
         kept = [(what, report.byte_text(count), why, line) for count, what, why, line in report.saved_rows(graph)]
         yield _table(("operation", "bytes", "why", "line"), kept)
+    if graph.orders:
+        yield "<h3>Asked for</h3>" + _table(("what", "by", "line"), report.asked_rows(graph))
     yield from _decisions(graph)
     for title, text in (("Program", graph.program), ("Plan", graph.plan)):
         if text:

@@ -6,7 +6,7 @@ define; bytes_minimum is inputs read once plus outputs and updates written once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..analysis.access import assumed_size, loads_bytes, operation_cost, storage_bytes
 from ..analysis.inline import loads_of
@@ -15,10 +15,11 @@ from ..analysis.price import price, price_together
 from ..analysis.unify import unify
 from ..ir.expr import Expr
 from ..ir.kernel import Kernel, ScheduledGroup
+from ..ir.orders import KEEP
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
-from ..ir.program import Buffer, Extern, Program, Update, buffers_in
-from ..ir.record import CompileRecord, ExternRecord, KernelRecord
+from ..ir.program import Buffer, Define, Extern, Program, Update, buffers_in
+from ..ir.record import CompileRecord, ExternRecord, KernelRecord, OrderRecord
 from ..ir.source import KernelSource
 from ..ir.target import Target
 from ..planner.cost import predict_us
@@ -55,7 +56,7 @@ def measure(
             found = _sum([numbers[p.like or p] for p in parts], parts, target)
             record.kernels.append(_kernel_record(k, parts, found, sources[k]))
     record.externs = [_extern_record(step) for step in plan.steps if isinstance(step, Extern)]
-    record.decisions = list(plan.decisions)
+    record.decisions, record.orders = list(plan.decisions), list(_orders(program))
     in_externs = sum(e.bytes_moved for e in record.externs)
     copied = sum(2 * storage_bytes(target_) for target_, _ in plan.copies)
     record.bytes_moved = sum(k.bytes_read + k.bytes_written for k in record.kernels) + in_externs + copied
@@ -63,6 +64,18 @@ def measure(
     record.bytes_unfused = sum(bytes_read([d.value]) + storage_bytes(d.buffer) for d in program.defines())
     record.bytes_unfused += in_externs + sum(2 * storage_bytes(u.target) for u in updates)
     record.bytes_minimum = _minimum(program, updates)
+
+
+def _orders(program: Program) -> Iterator[OrderRecord]:
+    """What users asked of the program."""
+    statements: list[Define | Extern] = [*program.defines(), *program.externs()]
+    for s in statements:
+        where = s.origin.node, s.origin.line
+        if s.orders.fuse:
+            yield OrderRecord("together", "onepass.fuse", *where)
+        if s.orders.no_fuse:
+            yield OrderRecord("apart", s.orders.no_fuse, *where)
+    yield from (OrderRecord("kept", KEEP, origin.node, origin.line) for origin in program.kept.values())
 
 
 def _sum(each: list[tuple[int, int, float]], kernels: list[Kernel], target: Target) -> tuple[int, int, float]:

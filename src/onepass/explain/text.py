@@ -137,6 +137,7 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     for extern in graph.externs:
         yield from _extern(extern)
     yield from _saved(graph)
+    yield from _orders(graph)
     yield from _rejected(graph)
 
 
@@ -163,8 +164,18 @@ def _saved(graph: CompileRecord) -> Iterator[str]:
     if len(rows) > SAVED_SHOWN:
         yield f"    and {len(rows) - SAVED_SHOWN} smaller ones (all of them: to_json())"
     for decision in graph.decisions:
-        if decision.accepted and decision.kind in ("memory", "row loop"):
+        if decision.accepted and decision.kind in ("memory", "row loop", "asked"):
             yield _one_line(f"  {decision.kind}: {decision.reason}")
+
+
+def asked_rows(graph: CompileRecord) -> list[tuple[str, str, str]]:
+    """What was asked of the plan, by what and in which line of the user's, each once."""
+    return list(dict.fromkeys((o.what, o.by, user_line(o.line)) for o in graph.orders))
+
+
+def _orders(graph: CompileRecord) -> Iterator[str]:
+    for what, by, line in asked_rows(graph):
+        yield _one_line(f"  {what}: {by}{f', {line}' if line else ''}")
 
 
 def _kernel(kernel: KernelRecord) -> Iterator[str]:

@@ -45,6 +45,8 @@ class Limits:
 
     def tightened(self, group: Group, target: Target) -> Limits | None:
         """The next limits of a group that spills in every schedule; None where it has nothing left to give up."""
+        if _asked(group):
+            return None
         if group.products:
             return self._giving_up(group, self.given_up(_summed(group)) + 1)
         if self.narrowed(target, group.members).carried_bytes:
@@ -53,6 +55,8 @@ class Limits:
 
     def without(self, group: Group, target: Target) -> Limits | None:
         """Limits under which a group is not planned again: the library multiplies, other kernels do half as much."""
+        if _asked(group):
+            return None
         if group.products:
             return self._giving_up(group, max(PRODUCTS, self.given_up(_summed(group)) + 1))
         return self._halved(group, target)
@@ -74,6 +78,11 @@ class Limits:
     def _giving_up(self, group: Group, step: int) -> Limits | None:
         steps = dict.fromkeys((d.buffer.name for d in _summed(group)), step)
         return replace(self, products={**self.products, **steps}) if step <= PRODUCTS else None
+
+
+def _asked(group: Group) -> bool:
+    """Whether the user wants one kernel of the group, whatever it takes."""
+    return any(d.orders.fuse for d in group.members)
 
 
 def _summed(group: Group) -> list[Define]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import InvalidOption, UnknownOption
+
+# A file and lines of it, in the option `no_fuse`; every other pattern names modules.
+LINES = re.compile(r"(?P<file>[^:]+\.py):(?P<first>\d+)(-(?P<last>\d+))?")
 
 
 def _option(default: Any, doc: str, changes_code: bool, allowed: tuple[Any, ...] = ()) -> Any:
@@ -25,6 +29,12 @@ class Options:
         ("fused", "eager"),
     )
     fuse: bool = _option(True, "False: one kernel per operation", True, (True, False))
+    no_fuse: str = _option(
+        "",
+        "operations that get a kernel each, as inside `onepass.no_fuse()`: lines (`model.py:10-20`) or modules"
+        " (`layers.*.mlp`), separated by commas",
+        True,
+    )
     tune: str = _option(
         "quick",
         "measure tile sizes and close calls on products on the GPU at hand: off, quick (about a second each) or max",
@@ -66,6 +76,9 @@ class Options:
                 merged[name] = value = float(value)
             if not isinstance(value, kind):
                 raise InvalidOption(name, value, f"a value of type {kind.__name__}")
+        for pattern in str(merged.get("no_fuse", "")).split(","):
+            if ":" in pattern and not LINES.fullmatch(pattern.strip()):
+                raise InvalidOption("no_fuse", pattern, "lines as in model.py:10-20, or modules as in layers.*.mlp")
         if not 0 <= merged.get("memory", 1.0) <= 1:
             raise InvalidOption("memory", merged["memory"], "a number from 0 to 1")
         return Options(**merged)

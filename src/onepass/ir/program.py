@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from .buffer import Buffer as Buffer
 from .expr import Expr, rendered
+from .orders import NO_ORDERS, Orders
 from .poly import Axis, Poly, Symbol
 
 
@@ -62,6 +63,7 @@ class Define:
     axes: tuple[Axis, ...]  # one per dimension of extent other than 1, named "d<dimension>"
     value: Expr
     origin: Origin
+    orders: Orders = NO_ORDERS
 
     @property
     def dimensions(self) -> tuple[Axis, ...]:
@@ -83,6 +85,7 @@ class Extern:
     ordered: bool = False  # keeps program order with other ordered externs (side effects, RNG)
     contraction: Define | None = None  # the same result as a sum of products, for kernels that can do it
     overwrites: Buffer | None = None  # the result is that tensor, of which the call changes a part
+    orders: Orders = NO_ORDERS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +108,7 @@ class Program:
     statements: tuple[Statement, ...]
     outputs: tuple[Argument, ...]  # View | HostValue | Poly | literal (None, float)
     symbol_sources: dict[Symbol, tuple[Buffer, int]] = field(default_factory=dict)  # a size of an input
+    kept: dict[Buffer, Origin] = field(default_factory=dict)  # values that must be in memory, and who asked for it
 
     def defines(self) -> list[Define]:
         return [s for s in self.statements if isinstance(s, Define)]

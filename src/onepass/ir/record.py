@@ -89,6 +89,16 @@ class SavedRecord:
 
 
 @dataclass(slots=True)
+class OrderRecord:
+    """What a user asked of one operation or value: "together", "apart" or "kept", and how it was asked."""
+
+    what: str
+    by: str
+    node: str
+    line: str
+
+
+@dataclass(slots=True)
 class CompileRecord:
     """Everything about one graph. `direction` is "inference", "forward" or "backward"; "rows": of a loop's chunk in the
     graph before it, and `repeats` says how many chunks there are.
@@ -101,6 +111,7 @@ class CompileRecord:
     kernels: list[KernelRecord] = field(default_factory=list)
     externs: list[ExternRecord] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    orders: list[OrderRecord] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)  # what bytes and times assume of sizes known at run time
     bytes_moved: int = 0
     bytes_unfused: int = 0
@@ -121,7 +132,8 @@ class CompileRecord:
         kernels = [_kernel_record(**k) for k in data["kernels"]]
         externs, decisions = [ExternRecord(**e) for e in data["externs"]], [Decision(**d) for d in data["decisions"]]
         saved = [SavedRecord(**s) for s in data.get("saved", ())]
-        parts = {"kernels": kernels, "externs": externs, "decisions": decisions, "saved": saved}
+        orders = [OrderRecord(**o) for o in data.get("orders", ())]
+        parts = {"kernels": kernels, "externs": externs, "decisions": decisions, "saved": saved, "orders": orders}
         return CompileRecord(**(data | parts))
 
 

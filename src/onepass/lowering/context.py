@@ -15,6 +15,7 @@ import torch
 from ..analysis.access import flat_offset
 from ..ir.dtypes import DType, from_torch
 from ..ir.expr import Const, Expr, Index, Load, Reduce, literal, pointwise, postorder, rewrite
+from ..ir.orders import NO_ORDERS
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, Define, HostValue, Origin, Statement, View, contiguous_strides
 from .float8 import decode, encode
@@ -28,14 +29,14 @@ Operand = Ref | Scalar
 
 
 class Context:
-    """State of one graph's lowering. `origin` and `outs` belong to the node being lowered."""
+    """State of one graph's lowering. `origin`, `orders` and `outs` belong to the node being lowered."""
 
     def __init__(self, precision: str, wide_statistics: bool) -> None:
         assert precision in ("fused", "eager"), precision
         self.precision, self.wide_statistics = precision, wide_statistics
         self.sizes = Sizes()
         self.statements: list[Statement] = []
-        self.origin = Origin("", "")
+        self.origin, self.orders = Origin("", ""), NO_ORDERS
         self.outs: tuple[TensorMeta, ...] = ()
         self._known: dict[tuple[Any, ...], Ref] = {}
         self._defined: set[Buffer] = set()
@@ -123,7 +124,7 @@ class Context:
         value = self._with_constants(self.convert(value, meta.dtype))
         if isinstance(value, Load) and self._is_copy(value, meta):
             return whole(value.buffer)
-        key = (value, meta.shape, meta.strides, meta.dtype, meta.device)
+        key = (value, meta.shape, meta.strides, meta.dtype, meta.device, self.orders)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self.define_afresh(value, meta)
@@ -143,7 +144,7 @@ class Context:
         buffer = self.new_buffer(meta)
         self._defined.add(buffer)
         self.fresh.add(buffer)
-        self.statements.append(Define(buffer, axes_of(meta.shape), value, self.origin))
+        self.statements.append(Define(buffer, axes_of(meta.shape), value, self.origin, self.orders))
         return whole(buffer)
 
     def _is_copy(self, value: Load, meta: TensorMeta) -> bool:

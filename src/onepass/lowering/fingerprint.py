@@ -22,9 +22,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from ..ir.callables import callable_name
+from ..ir.orders import NO_ORDERS, asked_of, orders_of
+from ..ir.origins import origin_of
 from ..ir.record import CompileRecord
 from ..ir.row_loop import RowLoop
-from .origins import origin_of
 from .torch_private import FakeTensor, OpOverload, folded_value, storage_key, symbol_hint
 
 _SYMBOL = re.compile(r"\b[a-zA-Z_]+\d+\b")
@@ -83,7 +84,8 @@ def reattach(record: CompileRecord, names: Sequence[str], graph_module: GraphMod
     kernels = [replace(k, operations=[operation(o) for o in k.operations]) for k in record.kernels]
     externs = [replace(e, name=name(e.name), line=now[e.name].line) if e.name in now else e for e in record.externs]
     decisions = [replace(d, producer=name(d.producer), consumer=name(d.consumer)) for d in record.decisions]
-    return replace(record, kernels=kernels, externs=externs, decisions=decisions)
+    orders = [replace(o, node=name(o.node), line=now[o.node].line) if o.node in now else o for o in record.orders]
+    return replace(record, kernels=kernels, externs=externs, decisions=decisions, orders=orders)
 
 
 def _attribute(graph_module: GraphModule, node: Node) -> Any:
@@ -101,6 +103,7 @@ class _Text:
         self._expressions: dict[Any, str] = {}
         self._storages: dict[object, int] = {}
         self._targets: dict[Any, str] = {}
+        self._regions: dict[str, int] = {}
 
     def write(self) -> str:
         lines: list[str] = []
@@ -125,10 +128,16 @@ class _Text:
                 return f"constant {self._value(constant)} {facts}"
             case "call_function":
                 arguments = f"{self._tree(node.args)}{self._tree(node.kwargs)}"
-                return f"{self._target(node.target)}{arguments} {self._value(value)}"
+                return f"{self._target(node.target)}{arguments} {self._value(value)}{self._orders(node)}"
             case "output":
                 return f"out {self._tree(node.args)} {self._aliases(node.all_input_nodes)}"
         raise _NoFingerprint
+
+    def _orders(self, node: Node) -> str:
+        """What is asked of an operation, regions numbered as they appear."""
+        orders, asked = orders_of(node), asked_of(node)
+        region = self._regions.setdefault(orders.fuse, len(self._regions)) if orders.fuse else ""
+        return f" asked {region} {orders.no_fuse} {asked}" if orders != NO_ORDERS or asked else ""
 
     def _target(self, target: Any) -> str:
         found = self._targets.get(target)

@@ -20,14 +20,15 @@ from torch.utils import _pytree as pytree
 from ..analysis.inline import read_by
 from ..ir.callables import graph_constant
 from ..ir.expr import Expr, literal
+from ..ir.orders import KEEP, asked_of, orders_of
+from ..ir.origins import origin_of
 from ..ir.poly import Poly, Symbol
-from ..ir.program import Buffer, Define, Extern, HostValue, Program, Statement, Update, View, held, leaves
+from ..ir.program import Buffer, Define, Extern, HostValue, Origin, Program, Statement, Update, View, held, leaves
 from . import activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
 from .library_products import ON_WIDE_VECTORS, wide_product
-from .origins import origin_of
 from .overwrites import change_own, find_overwrites
 from .reasons import is_ordered, why_library
 from .reductions import share_welford
@@ -68,6 +69,7 @@ class _Lowering:
         self.given: dict[Node, Ref] = {}  # constants, and tensor inputs as they were before any update
         self.inputs: list[Buffer | HostValue | Symbol] = []
         self.updates: list[Update] = []
+        self.kept: dict[Buffer, Origin] = {}
         self.overwritten: dict[Buffer, Buffer] = {}  # a state of an input that was changed in place -> the input
         self.overwrites = find_overwrites(graph_module.graph, self.ctx.meta)  # nodes that change an input in place
         self.relaid: dict[Node, TensorMeta] = {}  # outputs whose layout is eager's instead of the promised one
@@ -83,14 +85,19 @@ class _Lowering:
         for node in self.module.graph.nodes:
             if node.op not in rules:
                 raise Unsupported(f"an FX node of kind {node.op}")
-            self.ctx.origin = origin_of(node)
-            self.values[node] = rules[node.op](node)
+            self.ctx.origin, self.ctx.orders = origin_of(node), orders_of(node)
+            value = self.values[node] = rules[node.op](node)
+            if asked_of(node) == KEEP and isinstance(value, Ref):
+                self.kept.setdefault(value.buffer, self.ctx.origin)
         outputs = self.values[self.module.graph.output_node()]
         shared = share_welford(self.ctx.statements, self.ctx.means)
         statements = change_own(_live([*shared, *self.updates], outputs), outputs)
         given = {i for i in self.inputs if isinstance(i, Symbol)}
         sources = {s: at for s, at in self.sources.items() if s not in given}
-        return Program(tuple(self.inputs), tuple(statements), outputs, sources)
+        made = {s.buffer for s in statements if isinstance(s, Define)}
+        made |= {s.contraction.buffer for s in statements if isinstance(s, Extern) and s.contraction is not None}
+        kept = {b: origin for b, origin in self.kept.items() if b in made}  # others are in memory anyway
+        return Program(tuple(self.inputs), tuple(statements), outputs, sources, kept)
 
     # inputs and constants
 
@@ -238,7 +245,8 @@ class _Lowering:
         contraction = self.contraction(node, result) if isinstance(result, Buffer) else None
         if self.wide_products and (found := wide_product(target, args, kwargs)) is not None:
             (target, args), why = found, ON_WIDE_VECTORS
-        self.ctx.statements.append(Extern(result, target, args, kwargs, self.ctx.origin, why, ordered, contraction))
+        call = (target, args, kwargs, self.ctx.origin, why, ordered, contraction)
+        self.ctx.statements.append(Extern(result, *call, orders=self.ctx.orders))
         if isinstance(result, HostValue):
             return result
         if isinstance(target, OpOverload) and not any(r.alias_info for r in target._schema.returns):
@@ -256,7 +264,7 @@ class _Lowering:
             return None
         positional, named = normalise(node.target, args, kwargs)
         value = rule(self.ctx, buffer, *positional, **named)
-        return None if value is None else Define(buffer, axes_of(buffer.shape), value, self.ctx.origin)
+        return None if value is None else Define(buffer, axes_of(buffer.shape), value, self.ctx.origin, self.ctx.orders)
 
     def argument(self, node: Node) -> Any:
         """What an extern or the caller is given for a node."""

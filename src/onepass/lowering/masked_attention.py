@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
+from ..ir.orders import orders_of
 from .grouped_heads import group_heads
 from .known_masks import ARGUMENTS, ATTENTION, simplify_masks
 from .torch_private import library_takes
@@ -98,7 +99,8 @@ def prepare_attention(graph: GraphModule) -> None:
     simplify_masks(graph)
     group_heads(graph)
     for part in (m for m in graph.modules() if isinstance(m, GraphModule)):
-        for node in (calls := part.graph.find_nodes(op="call_function", target=ATTENTION)):
+        found = part.graph.find_nodes(op="call_function", target=ATTENTION)
+        for node in (calls := [n for n in found if not orders_of(n).no_fuse]):
             node.target = attention
         if calls:
             part.recompile()

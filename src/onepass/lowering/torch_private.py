@@ -5,12 +5,15 @@ If a torch release moves one of these, this file is the only one to change.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch._inductor.inductor_prims  # registers prims.fma
 from torch import _decomp
 from torch._C import DispatchKey
+from torch._guards import tracing
 from torch._higher_order_ops.associative_scan import associative_scan_op as associative_scan_op
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
@@ -40,6 +43,13 @@ try:  # the same without operations AOTAutograd takes apart by itself: 5 ms inst
     core_aten_decompositions = _decomp._core_aten_decompositions_post_autograd
 except AttributeError:
     core_aten_decompositions = _decomp.core_aten_decompositions
+
+
+@contextmanager
+def outside_of_traces() -> Iterator[None]:
+    """Tensors are real again, and what is traced inside knows nothing of a trace around it."""
+    with _disable_current_modes(), tracing(None):
+        yield
 
 
 def call_general(op: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ from ..ir.plan import Chosen, Decision, Store
 from ..ir.program import Buffer, Define, Extern, Program
 from .close_calls import AROUND, CloseCalls, Judge, Times
 from .cost import predict_us
+from .ordered import Ordered, refuse
 from .parts import both_ways
 from .reading import Reading
 from .regions import Region, Regions
@@ -55,7 +56,7 @@ class Chooser(Reading):
         """`judge` measures close calls."""
         self.setting, self.target, self.limits = setting, setting.target, setting.limits
         self.close_calls, self.memo = CloseCalls(judge, setting.limits.doubted), Memo()
-        self.program = program
+        self.program, self.asked = program, Ordered(program)
         # Attention may be the library's, which rounds where it likes.
         self.offers = setting.options.precision == "fused" and setting.target.attention
         self.decisions: list[Decision] = []
@@ -66,7 +67,7 @@ class Chooser(Reading):
 
     def _takes(self, extern: Extern) -> bool:
         """Whether an extern is a product of matrices that the chip's matrix units take."""
-        if extern.contraction is None:
+        if extern.contraction is None or extern.orders.no_fuse:
             return False
         if self.limits.given_up([extern.contraction]) >= PRODUCTS:
             node = extern.origin.node
@@ -85,6 +86,24 @@ class Chooser(Reading):
             return False
         first = product.origin.node
         return any(self.attempt(kind, m, a, (first, m[-1].origin.node)) for m, a in kind.regions(self, product))
+
+    def force(self, read: Sequence[Read], members: Defines) -> None:
+        """Make a kernel of a region that is asked to share one: the fastest there is."""
+        found: list[Region] = []
+        refusal = Refusal("there is no such kernel")
+        for again in self.ways_again(members):
+            kinds = (self.contracted(way, members, again) for way in read)
+            nests = next((k for k in kinds if not isinstance(k, Refusal)), None)
+            if nests is None:
+                refused = self.contracted(read[0], members, again)
+                refusal = refused if isinstance(refused, Refusal) else refusal
+                continue
+            found.append(Region(members, again, self.kernel(nests, members, again)))
+        if not found:
+            raise refuse(members, refusal.reason)
+        region = min(found, key=lambda r: r.chosen.time_us if r.chosen is not None else math.inf)
+        names = members[0].origin.node, members[-1].origin.node
+        self.answer([region], Decision(*names, "fuse", True, "asked for: onepass.fuse"), None)
 
     def attempt(
         self,
@@ -151,8 +170,15 @@ class Chooser(Reading):
             self.forget_unread(members, again)
         return decision.accepted
 
+    def is_possible(self, members: Defines) -> bool:
+        """Whether nothing that lies between members, or was asked of them, keeps them from running as one step."""
+        again = self.again(members)
+        return self.asked.obstacle((*members, *again)) is None and not self.links.is_cyclic(members, again)
+
     def contracted(self, read: Read, members: Defines, again: Defines) -> list[Contraction] | Refusal:
         """A region as nests of products, or those of an equal one."""
+        if (obstacle := self.asked.obstacle((*members, *again))) is not None:
+            return Refusal(obstacle)
         if self.links.is_cyclic(members, again):
             return Refusal(BETWEEN)
         found = self.ask(read, members, again, read).value
@@ -197,7 +223,8 @@ class Chooser(Reading):
         found: dict[Define, None] = {}
         computes = operands and self.given_up(members) < OPERANDS
         for d, reader in {s: m for m in members for s in self.sources(m)}.items():
-            made = d in own or (d in self.taken and bool(self.memory(d)))  # by another kernel, beside its products
+            # By another kernel, beside its products; or it must be in memory.
+            made = d in own or d.buffer in self.kept or (d in self.taken and bool(self.memory(d)))
             if made or not self.is_point_wise(d):
                 continue
             operand = self.is_operand(d, own) and bool(self.memory(d))

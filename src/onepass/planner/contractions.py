@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ..analysis.access import flat_offset, numel, storage_bytes
 from ..analysis.contraction import DIFFERENT_AXES, contract
+from ..analysis.contractions import side_by_side
 from ..analysis.inline import loads_of, reductions
 from ..analysis.nest import Refusal
 from ..ir.limits import FOLLOWERS
@@ -39,6 +40,9 @@ def choose_contractions(program: Program, setting: Setting, judge: Judge | None 
     if not setting.target.products_per_us or not setting.options.fuse:
         return Regions(program, (), ())
     chooser = Chooser(program, setting, judge)
+    for region in chooser.asked.regions.values():
+        if any(d.buffer in chooser.product_of for d in region):
+            chooser.force((contract, *(kind.read for kind in REDUCED), side_by_side), chooser.ordered(region))
     try_families(chooser)
     short = _lead_to_short(chooser)
     for extern in reversed(chooser.products):
@@ -88,7 +92,7 @@ def _try_chain(chooser: Chooser, extern: Extern) -> None:
 
 def _offer(chooser: Chooser, regions: list[Defines], first: str, last: str) -> Offer | None:
     """The library's attention in the place of a region, if it is nothing else."""
-    found = offered(chooser, [r for r in regions if not chooser.links.is_cyclic(r, chooser.again(r))])
+    found = offered(chooser, [r for r in regions if chooser.is_possible(r)])
     if isinstance(found, Refusal):
         chooser.decisions.append(Decision(first, last, "library", False, found.reason))
     return found if isinstance(found, Offer) else None

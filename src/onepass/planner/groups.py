@@ -23,7 +23,7 @@ class GroupGraph(Links):
         self.members: dict[int, list[Define]] = {}
         self.externs: dict[int, Extern] = {}
         self.consumers: dict[Buffer, set[int]] = {}  # nodes that load a buffer, its own group excluded
-        self.required = {*buffers_in(program.outputs)}  # must exist in memory
+        self.required = {*buffers_in(program.outputs), *program.kept}  # must exist in memory
         self.reads: dict[Define, tuple[Buffer, ...]] = {}
         self.memo = Memo()
         self.positions = {s: k for k, s in enumerate(program.statements) if isinstance(s, Define)}

@@ -225,7 +225,7 @@ class Launches:
 
 
 def _may_share(group: Group, apart: set[Buffer], limits: Limits) -> bool:
-    if group.products or group.schedule is None:
+    if group.products or group.schedule is None or any(d.orders.no_fuse for d in group.members):
         return False
     stored = {s.buffer for s in group.stores}
     read = {b for s in group.stores for b in loaded(s.value)}

@@ -47,7 +47,9 @@ class Offer:
         a, made = self.call, self.result
         numbers = (a.scale, a.causal, a.grouped, a.place, made.buffer.shape, made.buffer.strides)
         origin = Origin(made.origin.node, "aten.scaled_dot_product_attention.default", made.origin.line)
-        return Extern(made.buffer, attention, (a.query, a.key, a.value, *numbers), {}, origin, reason)
+        return Extern(
+            made.buffer, attention, (a.query, a.key, a.value, *numbers), {}, origin, reason, orders=made.orders
+        )
 
     @property
     def reads(self) -> set[Buffer]:

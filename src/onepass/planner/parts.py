@@ -41,4 +41,5 @@ def _part(program: Program, inside: Sequence[Define], regions: Sequence[Region],
     read = dict.fromkeys(b for s in statements for b in read_by(s) if b not in made)
     sizes = dict.fromkeys((*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources))
     outputs = tuple(View(b, b.shape, b.strides, Poly.ZERO) for b in wanted)
-    return Regions(Program((*sizes, *read), statements, outputs), tuple(regions), ())
+    kept = {b: origin for b, origin in program.kept.items() if b in made}
+    return Regions(Program((*sizes, *read), statements, outputs, kept=kept), tuple(regions), ())

@@ -81,7 +81,11 @@ class Planner(PricedGroups):
                 continue
             (user,) = users
             number = self.graph.node_of[buffer]
-            if user not in self.graph.members or user == number or user in self.locked or number in self.locked:
+            if (
+                user not in self.graph.members
+                or user == number
+                or not {user, number}.isdisjoint(self.closed | self.asked)
+            ):
                 continue
             if not all(is_pointwise(d.value) for d in self.graph.members[number]):
                 continue
@@ -150,18 +154,18 @@ class Planner(PricedGroups):
     def _partners(self, a: int, siblings: bool) -> list[int]:
         """Groups joined to `a` by an edge, and the nearest ones that read what it reads."""
         graph = self.graph
-        if a in self.locked:
+        if a in self.closed:
             return []
         found = {n for n in (*graph.successors[a], *graph.predecessors[a]) if n in graph.members}
         if not siblings:
-            return sorted(found - self.locked.keys())
+            return sorted(found - self.closed)
         for d in graph.members[a]:
             for buffer in graph.reads[d]:
                 users = graph.consumers.get(buffer, set())
                 near = sorted((u for u in users if u in graph.members and u != a), key=lambda u: (abs(u - a), u))
                 found.update(near[:SIBLING_NEIGHBOURS])
         found.discard(a)
-        return sorted(found - self.locked.keys())
+        return sorted(found - self.closed)
 
     def _quick_gain(self, a: int, b: int) -> float:
         """Bytes that would not travel, over bandwidth, plus one launch: an optimistic rank."""

@@ -22,6 +22,7 @@ from ..ir.target import Target
 from .cost import Cost, nest_cost
 from .groups import GroupGraph
 from .kin import Kin
+from .ordered import Ordered, refuse
 from .regions import Regions
 from .setting import Setting
 
@@ -45,6 +46,34 @@ class PricedGroups:
         self.costs: dict[int, Cost] = {}
         self.kin = Kin(self.graph, self.target)
         self.decisions = list(self.regions.decisions)
+        apart = {n for n, own in self.graph.members.items() if any(d.orders.no_fuse for d in own)}
+        self.closed = apart | self.locked.keys()  # nothing joins or leaves them
+        self.asked: set[int] = set()  # regions of `onepass.fuse`: others may join, nothing leaves them
+        if self.setting.options.fuse:
+            self._join_asked()
+
+    def _join_asked(self) -> None:
+        """Make a group of each region that is asked to share a kernel; `UnmetOrder` where there is none."""
+        ordered, graph = Ordered(self.program), self.graph
+        ordered.refuse_calls()
+        for region in ordered.regions.values():
+            numbers = {graph.node_of.get(d.buffer, -1) for d in region}
+            members = [d for d in region if graph.node_of.get(d.buffer) in graph.members.keys() - self.locked.keys()]
+            if len(members) < 2 or not numbers.isdisjoint(self.locked):
+                continue
+            if (apart := next((d.orders.no_fuse for d in members if d.orders.no_fuse), None)) is not None:
+                raise refuse(members, f"one that lies between is asked to be apart: {apart}")
+            if graph.is_cyclic(members, ()):
+                raise refuse(members, "another region lies between its operations")
+            self.asked.add(graph.join(members, ()))
+        for number in self.asked:
+            members = graph.members[number]
+            found = self.price(members, frozenset((number,)))
+            if len(members) > (limit := self.target.members_per_kernel):
+                raise refuse(members, f"{len(members)} operations, limit {limit}")
+            if isinstance(found, Refusal):
+                raise refuse(members, found.reason)
+            self.costs[number] = found
 
     def consider(self, members: list[Define], group: frozenset[int]) -> Cost | Refusal:
         """The one legality function: nest, buffers, size. The time of the cost is a bound that no kernel beats."""

@@ -35,7 +35,8 @@ class Reading:
             s.contraction.buffer: s.contraction for s in products if s.contraction is not None
         }
         self.readers: dict[Buffer, list[Define]] = {}
-        self.elsewhere: set[Buffer] = {*buffers_in(program.outputs)}
+        self.kept = program.kept.keys()  # in memory, whoever computes with them
+        self.elsewhere: set[Buffer] = {*buffers_in(program.outputs), *self.kept}
         self.order = {}
         self.links = Links(program)
         for number, s in enumerate(program.statements):
@@ -53,7 +54,8 @@ class Reading:
         self.cheap: dict[Define, bool] = {}
         self.chains: dict[Define, dict[Define, None]] = {}
         self.memories: dict[Define, set[Load]] = {}
-        self.taken: set[Define] = set()  # definitions that kernels of products compute
+        # Definitions that kernels of products compute, or that are asked to have one of their own.
+        self.taken = {d for d in program.defines() if d.orders.no_fuse}
         self._sources: dict[Define, tuple[Define, ...]] = {}
         self._above: dict[Define, dict[Define, None]] = {}
 
@@ -106,8 +108,11 @@ class Reading:
     def chain(self, define: Define) -> dict[Define, None]:
         """A point-wise value and those it is made of, back to what must be read."""
         if define not in self.chains:
-            self.chains[define] = reached([define], lambda d: filter(self.is_point_wise, self.sources(d)), MOST_MEMBERS)
+            self.chains[define] = reached([define], self._made_again, MOST_MEMBERS)
         return self.chains[define]
+
+    def _made_again(self, define: Define) -> Iterable[Define]:
+        return (s for s in self.sources(define) if self.is_point_wise(s) and s.buffer not in self.kept)
 
     def moves(self, define: Define) -> dict[Define, None]:
         """A value that only repeats a smaller one, or widens it, and the values of this kind that it is made of.

@@ -22,14 +22,15 @@ def recompute(groups: PricedGroups) -> bool:
     graph, done = groups.graph, False
     for define in reversed(list(groups.program.defines())):
         number = graph.node_of.get(define.buffer)
-        if number in groups.locked or number not in graph.members or define not in graph.members[number]:
+        closed = number in groups.closed | groups.asked
+        if closed or number not in graph.members or define not in graph.members[number]:
             continue
         users = sorted(u for u in graph.consumers.get(define.buffer, set()) if u != number)
         if define.buffer in graph.required:  # what is made of positions alone may be stored and computed again
             users = (
                 [u for u in users if u in graph.members] if not _read(groups, _chain(groups, define, number)) else []
             )
-        if not users or len(users) > MOST_READERS or any(u not in graph.members or u in groups.locked for u in users):
+        if not users or len(users) > MOST_READERS or any(u not in graph.members or u in groups.closed for u in users):
             continue
         if is_pointwise(define.value):
             done |= _try(groups, define, number, users)
