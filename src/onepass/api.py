@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .explain import Explanation, run_recorded
+from .explain.profile import Profile
 from .ir.target import find_target
+from .profiling import Wanted, measure_program
 
 
 def explain(
@@ -24,7 +26,36 @@ def explain(
     """
     from .backend import make_backend, record_compilations
 
+    chosen = _chosen(target, options)
+    return Explanation(run_recorded(function, args, kwargs, make_backend(chosen), record_compilations))
+
+
+def profile(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    beside: Iterable[str] = ("eager",),
+    operations: bool = False,
+    seconds: float = 3.0,
+    target: str | None = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Profile:
+    """Run `function(*args, **kwargs)`, forward and backward, and say where its time goes, kernel by kernel.
+
+    `beside`: what it takes turns with, of "eager", "inductor" and "aot_eager". `operations`: kernels are rebuilt, too,
+    without each of their operations, to see what it costs. `seconds`: that all rounds together should take. Times are
+    of the device on GPUs. The program runs on copies of its arguments; what it holds is left as it was.
+    """
+    from .backend import make_backend, record_compilations, watch_compilations
+
+    chosen = _chosen(target, {**({"cache": False} if operations else {}), **(options or {})})
+    wanted = Wanted(tuple(beside), seconds, operations)
+    backend = make_backend(chosen)
+    return measure_program(function, args, kwargs, backend, record_compilations, watch_compilations, wanted)
+
+
+def _chosen(target: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
     if target is not None:
         find_target(target)  # an unknown name is an error here, not a graph that runs as eager
-    chosen = {**(options or {}), **({"target": target} if target else {})}
-    return Explanation(run_recorded(function, args, kwargs, make_backend(chosen), record_compilations))
+    return {**(options or {}), **({"target": target} if target else {})}

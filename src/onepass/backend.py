@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch._dynamo
@@ -29,7 +29,7 @@ from .autograd.partition import SAVED, Saving, partition
 from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.saved import choose_saved
 from .autograd.undefined import tangents_of, without_tangents
-from .compilation import compile_graph
+from .compilation import Compiled, compile_graph
 from .errors import CompilerNotFound, OnepassError
 from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
@@ -47,9 +47,11 @@ from .lowering.size_one import is_right_for_one
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
+T = TypeVar("T")
 Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 _recorders: list[list[CompileRecord]] = []
+_watchers: list[list[Compiled]] = []
 _recorders_lock = threading.Lock()
 
 
@@ -60,20 +62,36 @@ class FallbackWarning(UserWarning):
 @contextmanager
 def record_compilations() -> Iterator[list[CompileRecord]]:
     """Collect the record of every graph compiled while the context is open, on any thread."""
-    records: list[CompileRecord] = []
-    with _recorders_lock:
-        _recorders.append(records)
-    try:
+    with _collected(_recorders) as records:
         yield records
+
+
+@contextmanager
+def watch_compilations() -> Iterator[list[Compiled]]:
+    """Collect every graph compiled while the context is open, as it runs, on any thread."""
+    with _collected(_watchers) as compiled:
+        yield compiled
+
+
+@contextmanager
+def _collected(collectors: list[list[T]]) -> Iterator[list[T]]:
+    found: list[T] = []
+    with _recorders_lock:
+        collectors.append(found)
+    try:
+        yield found
     finally:
         with _recorders_lock:
-            _recorders[:] = [r for r in _recorders if r is not records]
+            collectors[:] = [c for c in collectors if c is not found]
 
 
-def _publish(record: CompileRecord) -> None:
+def _publish(record: CompileRecord, compiled: Compiled | None = None) -> None:
     with _recorders_lock:
         for records in _recorders:
             records.append(record)
+        if compiled is not None:
+            for watcher in _watchers:
+                watcher.append(compiled)
 
 
 def choose_target(options: Options, graph: GraphModule) -> Target:
@@ -111,8 +129,8 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
         compiled.record.saved = [_saved_record(*saved) for saved in graph.meta.get(SAVED, ())]
         compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
     compiled.record.decisions += graph.meta.get(DECISIONS, [])
-    for record in (compiled.record, *compiled.parts):
-        _publish(record)
+    for part in (compiled, *compiled.parts):
+        _publish(part.record, part)
     return compiled.call
 
 

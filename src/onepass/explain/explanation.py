@@ -9,6 +9,7 @@ from typing import Any
 from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
 from .html import render_html
 from .text import render_text, total
+from .width import fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +77,4 @@ class Explanation:
         return render_html(self.graphs)
 
     def __str__(self) -> str:
-        return render_text(self.graphs)
+        return fitted(render_text(self.graphs))

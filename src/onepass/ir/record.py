@@ -52,6 +52,7 @@ class KernelRecord:
     threads: int = 0  # of one program; 0 where nobody said
     tuning: str = ""  # what measuring led to, or why nothing was measured; empty where nobody asked
     trials: list[TrialRecord] = field(default_factory=list)  # of a split's first kernel: both kernels together
+    work: float = 0.0  # operations of lanes; a dear one counts as several
 
     @property
     def group(self) -> str:
@@ -74,6 +75,8 @@ class ExternRecord:
     why: str
     line: str
     bytes_moved: int
+    flops: int = 0  # of products and convolutions; 0 where nobody counts them
+    predicted_us: float = 0.0  # 0 where there is no prediction
 
 
 @dataclass(slots=True)

@@ -1,0 +1,132 @@
+"""A profile as text: whole calls side by side, then a table of the steps, those that take longest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from .measured import CallTime, Limits, Measured, OperationTime, StepTime
+from .text import byte_text, counted, one_line, short_operation, time_text, user_line
+
+SHOWN, LINES_SHOWN = 30, 3  # steps, and lines of each; the rest is in the JSON
+_HEAD = ("share", "time", "predicted", "moved", "GB/s", "GFLOP/s", "of limit", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Equal steps together: `count` of them, whose times are added in `step`."""
+
+    step: StepTime
+    count: int
+    share: float
+
+
+def grouped(profile: Measured) -> list[Row]:
+    """Steps that do the same on the same lines as one row, those that take longest first."""
+    equal: dict[tuple[object, ...], list[StepTime]] = {}
+    for s in profile.steps:
+        key = (s.entry, s.kind, s.direction, s.bytes_moved, s.flops, s.operations, s.predicted_us, len(s.parts))
+        equal.setdefault(key, []).append(s)
+    whole = profile.steps_us or 1.0
+    rows = []
+    for same in equal.values():
+        total = sum(s.time_us for s in same)
+        lines = tuple(dict.fromkeys(line for s in same for line in s.lines))
+        step = replace(same[0], time_us=total, lines=lines, runs=sum(s.runs for s in same))
+        rows.append(Row(step, len(same), total / whole))
+    return sorted(rows, key=lambda r: -r.share)
+
+
+def render_profile(profile: Measured) -> str:
+    """The full table."""
+    lines = [f"onepass profile: {profile.device}, {counted(profile.rounds, 'round')} in turns"]
+    lines += map(call_line, profile.calls, [profile.calls[0]] * len(profile.calls))
+    lines += [f"  limits    {limits_text(profile.limits)}", ""]
+    rows = grouped(profile)
+    cells = [_HEAD, *(row_cells(row, profile.limits) for row in rows[:SHOWN])]
+    widths = [max(len(c[k]) for c in cells) for k in range(len(_HEAD) - 1)]
+    for number, row in enumerate(cells):
+        lines.append("  " + "  ".join([*(f"{c:>{w}}" for c, w in zip(row, widths, strict=False)), row[-1]]))
+        if number:
+            lines += _about(rows[number - 1])
+    if len(rows) > SHOWN:
+        left = sum(r.step.time_us for r in rows[SHOWN:])
+        lines.append(f"  and {counted(len(rows) - SHOWN, 'smaller step')}: {time_text(left)} (all: to_json())")
+    lines.append(f"  steps together {time_text(profile.steps_us)}; {between_text(profile)}")
+    return "\n".join(lines)
+
+
+def call_line(call: CallTime, ours: CallTime) -> str:
+    """One way to run the program, and how many times as long as ours it took."""
+    if call.problem:
+        return f"  {call.name:<9} {one_line(call.problem)}"
+    ratio = "" if call is ours else f", {call.time_us / ours.time_us:.2f}x the time of onepass"
+    wall = f" on the device, {time_text(call.wall_us)} until it is idle" if call.device_us else ""
+    return f"  {call.name:<9} {time_text(call.time_us)}{wall}{ratio} (first call {call.first_s:.2f} s)"
+
+
+def limits_text(limits: Limits) -> str:
+    """What the machine can do, and who says so."""
+    return f"{limits.bytes_per_us / 1e3:.3g} GB/s, {limits.flops_per_us / 1e3:.3g} GFLOP/s ({limits.source})"
+
+
+def between_text(profile: Measured) -> str:
+    """What of a whole call is outside its steps: guards, Python, allocations, launches."""
+    left = profile.call.time_us - profile.steps_us
+    return f"outside them {time_text(max(0.0, left))} of {time_text(profile.call.time_us)}"
+
+
+def row_cells(row: Row, limits: Limits) -> tuple[str, ...]:
+    """The cells of one row; empty where nothing is known."""
+    s = row.step
+    number = f"{row.count} x " if row.count > 1 else ""
+    label = f"{number}{one_line(short_operation(s.name) if s.kind == 'extern' else s.name)}"
+    if not s.time_us:
+        return "", "unmeasured", *_predicted(row), "", "", "", label
+    part, which = _mean(row).limit(limits)
+    rate = _mean(row).flops_per_us / 1e3
+    return (
+        f"{100 * row.share:.1f} %",
+        time_text(s.time_us),
+        *_predicted(row),
+        f"{_mean(row).bytes_per_us / 1e3:.3g}" if s.bytes_moved else "",
+        f"{rate:.3g}" if rate else "",
+        f"{100 * part:.0f} % {which}" if part >= 0.005 else "",
+        label,
+    )
+
+
+def _mean(row: Row) -> StepTime:
+    """One of the equal steps, with the mean of their times."""
+    return replace(row.step, time_us=row.step.time_us / row.count, runs=max(1, row.step.runs // row.count))
+
+
+def _predicted(row: Row) -> tuple[str, str]:
+    s = row.step
+    return time_text(s.predicted_us * s.runs) if s.predicted_us else "", byte_text(s.bytes_moved * s.runs)
+
+
+def _about(row: Row) -> Iterator[str]:
+    for line in row.step.lines[:LINES_SHOWN]:
+        yield f"      {user_line(line)}"
+    if len(row.step.lines) > LINES_SHOWN:
+        yield f"      and {len(row.step.lines) - LINES_SHOWN} more lines"
+    yield from map(_operation_line, _by_time(row.step.parts))
+    if row.step.rest_us:
+        alone, rest = time_text(row.step.alone_us), time_text(row.step.rest_us)
+        yield f"        {rest:>9}  of {alone} by itself is left with a cheap operation in the place of each"
+
+
+def _by_time(parts: Sequence[OperationTime]) -> list[OperationTime]:
+    return sorted(parts, key=lambda p: -p.exposed_us)
+
+
+def _operation_line(part: OperationTime) -> str:
+    issue = f", {100 * part.issue:.0f} % of the instructions" if part.issue else ""
+    if part.problem:
+        return f"        {'':>9}  {part.name}{issue}: {one_line(part.problem)}"
+    line = f"  {user_line(part.line)}" if part.line else ""
+    name = one_line(part.name)
+    if abs(part.exposed_us) <= part.spread_us:
+        return f"        {'':>9}  {name}{issue}: less than the noise of {time_text(part.spread_us)}{line}"
+    return f"        {time_text(part.exposed_us):>9}  +- {time_text(part.spread_us)} exposed by {name}{issue}{line}"
