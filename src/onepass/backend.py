@@ -31,6 +31,7 @@ from .autograd.saved import choose_saved
 from .autograd.undefined import tangents_of, without_tangents
 from .compilation import Compiled, compile_graph
 from .errors import CompilerNotFound, OnepassError
+from .explain.facts import ending, facts_of
 from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
@@ -112,7 +113,9 @@ def _multiplying_target(options: Options, joint: GraphModule) -> Target | None:
     return None
 
 
-def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:
+def _compile(
+    graph: GraphModule, options: Options, direction: str, ended: tuple[str, str] = ("", "")
+) -> Callable[[list[Any]], Any]:
     if direction == "inference":
         _check_any_size(graph)
     try:
@@ -129,6 +132,8 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
         compiled.record.saved = [_saved_record(*saved) for saved in graph.meta.get(SAVED, ())]
         compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
     compiled.record.decisions += graph.meta.get(DECISIONS, [])
+    if direction != "backward":
+        compiled.record.facts = facts_of(graph, ended)
     for part in (compiled, *compiled.parts):
         _publish(part.record, part)
     return compiled.call
@@ -233,9 +238,13 @@ def _takes_undefined(owner: Any) -> bool:
 
 
 class _Made(threading.local):
-    """What is made while a graph is compiled on this thread. `mark`: of a forward with several tangents in backward."""
+    """What is made while a graph is compiled on this thread. `mark`: of a forward with several tangents in backward.
+
+    `ended`: why tracing ended with it, and where.
+    """
 
     mark: object = None
+    ended: tuple[str, str] = ("", "")
 
 
 def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[[list[Any]], Any]:
@@ -257,7 +266,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     made = _Made()
 
     def forward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        call = _compile(graph, chosen, "forward")
+        call = _compile(graph, chosen, "forward", made.ended)
         call.onepass = made.mark  # type: ignore[attr-defined]
         return call
 
@@ -277,7 +286,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     inner = aot_autograd(
         fw_compiler=forward_compiler,
         bw_compiler=backward_compiler,
-        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference"),
+        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference", made.ended),
         partition_fn=parted,
         decompositions=decomposition_table(chosen.target),
         keep_inference_input_mutations=True,
@@ -287,7 +296,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         if chosen.fuse and multiplies:
             simplify_masks(graph)
             write_out_masked_attention(graph)
-        made.mark = None
+        made.mark, made.ended = None, ending(graph)
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)
 

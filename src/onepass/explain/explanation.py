@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
+from .advice import advise
 from .html import render_html
-from .text import render_text, total
+from .text import advice_text, render_text, total
 from .width import fitted
 
 
@@ -58,6 +59,11 @@ class Explanation:
         """Bytes kept from forward for backward, beyond the inputs."""
         return total(self.graphs, "saved_bytes")
 
+    @property
+    def advice(self) -> list[str]:
+        """What limits this program and what to do, as far as its records say; empty where nothing is to be said."""
+        return advise(self.graphs)
+
     def to_dict(self) -> dict[str, Any]:
         """Totals and every record, as JSON types."""
         totals = ("bytes_moved", "bytes_unfused", "bytes_minimum", "saved_bytes")
@@ -65,6 +71,7 @@ class Explanation:
             **{name: total(self.graphs, name) for name in totals},
             "kernels": len(self.kernels),
             "externs": len(self.externs),
+            "advice": self.advice,
             "graphs": [graph.to_json() for graph in self.graphs],
         }
 
@@ -77,4 +84,4 @@ class Explanation:
         return render_html(self.graphs)
 
     def __str__(self) -> str:
-        return fitted(render_text(self.graphs))
+        return fitted(render_text(self.graphs) + advice_text(self.advice))

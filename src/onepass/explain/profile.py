@@ -6,9 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .advice import advise, advise_measured
 from .html import render_html
 from .measured import Measured
 from .profile_text import render_profile
+from .text import advice_text
 from .width import fitted
 
 
@@ -16,12 +18,18 @@ from .width import fitted
 class Profile(Measured):
     """One call of a program, measured."""
 
+    @property
+    def advice(self) -> list[str]:
+        """What limits this program and what to do; empty where nothing is to be said."""
+        return [*advise_measured(self), *advise(self.graphs)]
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON types."""
         return {
             "limits": asdict(self.limits),
             "device": self.device,
             "rounds": self.rounds,
+            "advice": self.advice,
             "calls": [asdict(c) for c in self.calls],
             "steps": [asdict(s) for s in self.steps],
             "graphs": [g.to_json() for g in self.graphs],
@@ -49,7 +57,7 @@ class Profile(Measured):
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
     def __str__(self) -> str:
-        return fitted(render_profile(self))
+        return fitted(render_profile(self) + advice_text(self.advice))
 
     def save_trace(self, path: str) -> None:
         """Write the time line to a file."""

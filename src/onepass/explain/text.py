@@ -25,6 +25,11 @@ def render_text(graphs: Sequence[CompileRecord]) -> str:
     return "\n".join(lines)
 
 
+def advice_text(advice: Sequence[str]) -> str:
+    """The last lines of a report; empty where there is no advice."""
+    return "\nadvice:" + "".join(f"\n  {sentence}" for sentence in advice) if advice else ""
+
+
 def byte_text(count: int) -> str:
     """A byte count for people: 1536 -> "1.5 KiB"."""
     size, unit = float(count), 0

@@ -92,6 +92,20 @@ class SavedRecord:
 
 
 @dataclass(slots=True)
+class GraphFacts:
+    """What is known of a graph before it is compiled. `broken`: why it ends before the function does, and `broken_at`.
+
+    `widened_at`: the line where float64 enters a program of narrower floats, and how many operations compute in it.
+    """
+
+    broken: str = ""
+    broken_at: str = ""
+    widened_at: str = ""
+    widened_operations: int = 0
+    result_bytes: int = 0
+
+
+@dataclass(slots=True)
 class CompileRecord:
     """Everything about one graph. `direction` is "inference", "forward" or "backward"; "rows": of a loop's chunk in the
     graph before it, and `repeats` says how many chunks there are.
@@ -115,6 +129,7 @@ class CompileRecord:
     fallback: str = ""  # why the whole graph runs as eager, if it does
     key: str = ""
     repeats: int = 1
+    facts: GraphFacts = field(default_factory=GraphFacts)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -124,7 +139,8 @@ class CompileRecord:
         kernels = [_kernel_record(**k) for k in data["kernels"]]
         externs, decisions = [ExternRecord(**e) for e in data["externs"]], [Decision(**d) for d in data["decisions"]]
         saved = [SavedRecord(**s) for s in data.get("saved", ())]
-        parts = {"kernels": kernels, "externs": externs, "decisions": decisions, "saved": saved}
+        parts: dict[str, Any] = {"kernels": kernels, "externs": externs, "decisions": decisions, "saved": saved}
+        parts["facts"] = GraphFacts(**data.get("facts", {}))
         return CompileRecord(**(data | parts))
 
 
