@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_explain(commands)
     _add_profile(commands)
+    _add_repro(commands)
     demo = commands.add_parser("demo", help="compile several real workloads, check them, time them beside eager")
     demo.set_defaults(command=_demo)
     beside = "speed beside eager, Inductor and XLA (from a source folder)"
@@ -123,6 +124,14 @@ def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     profile.set_defaults(command=_profile)
 
 
+def _add_repro(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "Write the graph of a function that fails to compile, or else the slowest one, as one file that runs."
+    repro = _add_program(commands, "repro", "write a failing or slow graph as one runnable file", what)
+    repro.add_argument("--graph", type=int, metavar="N", help="the graph of that number instead, from 1 on")
+    repro.add_argument("--out", type=Path, default=Path("repro.py"), metavar="OUT.py", help="default: repro.py")
+    repro.set_defaults(command=_repro)
+
+
 def _add_outputs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON instead of text")
     command.add_argument("--html", type=Path, metavar="OUT.html", help="also write one self-contained page")
@@ -133,9 +142,11 @@ def _loaded(arguments: argparse.Namespace, doing: str) -> Iterator[LoadedProgram
     """The program of the command line, ready to be called."""
     import torch
 
+    from .. import load
     from ..progress import Progress
     from .program import in_evaluation, load_program, random_inputs
 
+    load()  # the file may use the package
     with Progress(sys.stderr, 2) as progress:
         progress.step(f"loading {arguments.program}")
         given = random_inputs(arguments.input, arguments.train) if arguments.input else None
@@ -170,6 +181,18 @@ def _profile(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _repro(arguments: argparse.Namespace) -> int:
+    from ..backend import make_backend
+    from ..profiling.repro import repro_text
+
+    options = {"strict": True, **({"target": arguments.target} if arguments.target else {})}
+    with _loaded(arguments, "compiling") as program:
+        backend = make_backend(options)
+        text = repro_text(program.function, program.args, program.kwargs, backend, arguments.program, arguments.graph)
+    _write(arguments.out, "--out", lambda: text)
+    return 0
+
+
 def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
     """Write a file that was asked for."""
     if path is None:
@@ -190,7 +213,11 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     if not (_SOURCE_FOLDER / "benchmarks" / "__main__.py").is_file():
-        raise UnusableProgram("the benchmarks are not installed", "Run `onepass bench` from a source folder")
+        raise UnusableProgram(
+            "the benchmarks are in the source repository, not in the installed package",
+            "Run `onepass bench` there, `onepass demo` for six workloads beside eager, or `onepass profile "
+            "FILE.py:NAME --beside eager,inductor` for a program of your own",
+        )
     command = [sys.executable, "-m", "benchmarks", *arguments.rest]
     paths = [str(_SOURCE_FOLDER / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
