@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,15 @@ def test_equal_steps_are_one_row_and_the_largest_come_first() -> None:
     assert "and 5 more lines" in text and any("unmeasured" in line for line in lines)
     many = _measured([StepTime(0, "forward", f"k{n}", f"e{n}", "kernel", 1.0) for n in range(SHOWN + 7)])
     assert "and 7 smaller steps: 7 us" in render_profile(many)
+
+
+def test_the_page_of_a_profile() -> None:
+    steps = [_step(f"k{n}_add", 100.0, lines=(f"model.py:{n}",)) for n in range(8)]
+    steps.append(StepTime(0, "forward", "aten.mm.default", "aten::mm", "extern", 900.0, 1, 0.0, 1 << 20, flops=45e7))
+    measured = _measured(steps)
+    page = onepass.Profile(*(getattr(measured, f.name) for f in fields(measured))).to_html()
+    assert "Where the time goes" in page and "8 x k0_add" in page and page.count("<circle") == 2
+    assert "steps0" in page and "by hand" in page and "</svg>" in page
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
 from .advice import advise
-from .html import render_html
+from .html import in_notebook, render_html
 from .text import advice_text, render_text, total
 from .width import fitted
 
@@ -81,7 +81,10 @@ class Explanation:
 
     def to_html(self) -> str:
         """One self-contained page."""
-        return render_html(self.graphs)
+        return render_html(self.graphs, self.advice)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_html())
 
     def __str__(self) -> str:
         return fitted(render_text(self.graphs) + advice_text(self.advice))

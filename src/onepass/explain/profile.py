@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .advice import advise, advise_measured
-from .html import render_html
+from .html import in_notebook, render_html
 from .measured import Measured
 from .profile_text import render_profile
 from .text import advice_text
@@ -41,7 +41,10 @@ class Profile(Measured):
 
     def to_html(self) -> str:
         """One self-contained page."""
-        return render_html(self.graphs)
+        return render_html(self.graphs, self.advice, self)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_html())
 
     def to_trace(self) -> str:
         """One call as a time line for chrome://tracing or Perfetto, kernels named as torch.profiler names them."""

@@ -14,26 +14,38 @@ _HEAD = ("share", "time", "predicted", "moved", "GB/s", "GFLOP/s", "of limit", "
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Equal steps together: `count` of them, whose times are added in `step`."""
+    """Equal steps together: `count` of them, whose times are added in `step`. `first`: the place of the first one."""
 
     step: StepTime
     count: int
     share: float
+    first: int
 
 
 def grouped(profile: Measured) -> list[Row]:
     """Steps that do the same on the same lines as one row, those that take longest first."""
     equal: dict[tuple[object, ...], list[StepTime]] = {}
-    for s in profile.steps:
-        key = (s.entry, s.kind, s.direction, s.bytes_moved, s.flops, s.operations, s.predicted_us, len(s.parts))
+    first: dict[tuple[object, ...], int] = {}
+    for number, s in enumerate(profile.steps):
+        key: tuple[object, ...] = (
+            s.entry,
+            s.kind,
+            s.direction,
+            s.bytes_moved,
+            s.flops,
+            s.operations,
+            s.predicted_us,
+            len(s.parts),
+        )
         equal.setdefault(key, []).append(s)
+        first.setdefault(key, number)
     whole = profile.steps_us or 1.0
     rows = []
-    for same in equal.values():
+    for key, same in equal.items():
         total = sum(s.time_us for s in same)
         lines = tuple(dict.fromkeys(line for s in same for line in s.lines))
         step = replace(same[0], time_us=total, lines=lines, runs=sum(s.runs for s in same))
-        rows.append(Row(step, len(same), total / whole))
+        rows.append(Row(step, len(same), total / whole, first[key]))
     return sorted(rows, key=lambda r: -r.share)
 
 

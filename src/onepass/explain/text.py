@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from ..ir.rates import UNMEASURED
+from ..ir.rates import CPU, UNMEASURED
 from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord, SavedRecord, TrialRecord
 from ..ir.target import targets
 
@@ -133,7 +133,7 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     if graph.fallback:
         yield f"  runs as eager: {one_line(graph.fallback)}"
     known = targets().get(graph.target)
-    if known is not None and known.warp and known.rates is UNMEASURED:
+    if known is not None and known.rates in (UNMEASURED, CPU) and graph.kernels:
         yield f"  predicted times: {known.rates.source}"
     if graph.sizes:
         yield f"  any sizes; numbers are for {sizes_text(graph.sizes)}"
