@@ -8,7 +8,7 @@ from typing import Any
 from .explain import Explanation, run_recorded
 from .explain.profile import Profile
 from .ir.target import find_target
-from .profiling import Wanted, measure_program
+from .profiling import Wanted, measure_program, note_issue
 
 
 def explain(
@@ -16,18 +16,25 @@ def explain(
     /,
     *args: Any,
     target: str | None = None,
+    operations: bool = False,
     options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Explanation:
     """Compile `function(*args, **kwargs)`, forward and backward, and say what was fused and why.
 
+    `operations`: of kernels for NVIDIA's chips, also which part of their instructions belongs to which operation.
+
     Takes a function, a module, or the result of `torch.compile`. It runs once, on copies of the
     arguments; parameters, buffers, gradients and random generators are left as they were.
     """
-    from .backend import make_backend, record_compilations
+    from .backend import make_backend, record_compilations, watch_compilations
 
-    chosen = _chosen(target, options)
-    return Explanation(run_recorded(function, args, kwargs, make_backend(chosen), record_compilations))
+    chosen = _chosen(target, {**_uncached(operations), **(options or {})})
+    with watch_compilations() as compiled:
+        records = run_recorded(function, args, kwargs, make_backend(chosen), record_compilations)
+    if operations:
+        note_issue(compiled)
+    return Explanation(records)
 
 
 def profile(
@@ -49,10 +56,15 @@ def profile(
     """
     from .backend import make_backend, record_compilations, watch_compilations
 
-    chosen = _chosen(target, {**({"cache": False} if operations else {}), **(options or {})})
+    chosen = _chosen(target, {**_uncached(operations), **(options or {})})
     wanted = Wanted(tuple(beside), seconds, operations)
     backend = make_backend(chosen)
     return measure_program(function, args, kwargs, backend, record_compilations, watch_compilations, wanted)
+
+
+def _uncached(operations: bool) -> dict[str, Any]:
+    """A look into kernels needs their plans, which the cache does not keep."""
+    return {"cache": False} if operations else {}
 
 
 def _chosen(target: str | None, options: dict[str, Any] | None) -> dict[str, Any]:

@@ -109,6 +109,7 @@ def _add_program(
 def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     what = "Compile a function, forward and backward, and say what was fused and why."
     explain = _add_program(commands, "explain", "say which kernels a function becomes, and why", what)
+    explain.add_argument("--operations", action="store_true", help="whose the instructions of a GPU's kernels are, too")
     _add_outputs(explain)
     explain.set_defaults(command=_explain)
 
@@ -160,7 +161,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     from ..api import explain
 
     with _loaded(arguments, "compiling") as program:
-        explanation = explain(program.function, *program.args, target=arguments.target, **program.kwargs)
+        wanted = {"target": arguments.target, "operations": arguments.operations}
+        explanation = explain(program.function, *program.args, **wanted, **program.kwargs)
     _write(arguments.html, "--html", explanation.to_html)
     print(explanation.to_json() if arguments.json else explanation)
     return 0

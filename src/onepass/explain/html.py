@@ -193,6 +193,8 @@ def _kernel(same: Sequence[KernelRecord], sources: dict[str, str]) -> Iterator[s
     yield f"<p>{report.kernel_facts(kernel)}<br><span class=schedule>{escape(kernel.schedule)}</span></p>"
     if len(same) > 1:
         yield f"<p class=schedule>equal: {escape(', '.join(k.name for k in same[1:]))}</p>"
+    if kernel.issue:
+        yield f"<p>Issue: {escape(report.issue_text(kernel))}</p>"
     if kernel.tuning:
         yield f"<p>Tuning: {escape(kernel.tuning)}</p>"
     if kernel.trials:

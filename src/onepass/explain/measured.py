@@ -21,16 +21,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class OperationTime:
-    """What a kernel takes more for one operation than with a cheap one in its place; `problem` says why it is open.
-
-    `issue`: the part of the kernel's instructions that are the operation's, 0 where nobody counted.
-    """
+    """What a kernel takes more for one operation than with a cheap one in its place; `problem` says why it is open."""
 
     name: str
     line: str
     exposed_us: float = 0.0
     spread_us: float = 0.0  # half the distance of the quartiles of what the rounds gave
-    issue: float = 0.0
     problem: str = ""
 
 
@@ -51,6 +47,7 @@ class StepTime:
     operations: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     parts: tuple[OperationTime, ...] = ()
+    issue: str = ""  # of a GPU's kernel: which part of its instructions is whose
     alone_us: float = 0.0  # of a group whose operations were measured: its kernels by themselves, on other tensors
     rest_us: float = 0.0  # the same with a cheap operation in the place of every one
 

@@ -123,6 +123,8 @@ def _about(row: Row) -> Iterator[str]:
         yield f"      {user_line(line)}"
     if len(row.step.lines) > LINES_SHOWN:
         yield f"      and {len(row.step.lines) - LINES_SHOWN} more lines"
+    if row.step.issue:
+        yield f"        {'':>9}  issue: {row.step.issue}"
     yield from map(_operation_line, _by_time(row.step.parts))
     if row.step.rest_us:
         alone, rest = time_text(row.step.alone_us), time_text(row.step.rest_us)
@@ -134,11 +136,10 @@ def _by_time(parts: Sequence[OperationTime]) -> list[OperationTime]:
 
 
 def _operation_line(part: OperationTime) -> str:
-    issue = f", {100 * part.issue:.0f} % of the instructions" if part.issue else ""
     if part.problem:
-        return f"        {'':>9}  {part.name}{issue}: {one_line(part.problem)}"
+        return f"        {'':>9}  {part.name}: {one_line(part.problem)}"
     line = f"  {user_line(part.line)}" if part.line else ""
     name = one_line(part.name)
     if abs(part.exposed_us) <= part.spread_us:
-        return f"        {'':>9}  {name}{issue}: less than the noise of {time_text(part.spread_us)}{line}"
-    return f"        {time_text(part.exposed_us):>9}  +- {time_text(part.spread_us)} exposed by {name}{issue}{line}"
+        return f"        {'':>9}  {name}: less than the noise of {time_text(part.spread_us)}{line}"
+    return f"        {time_text(part.exposed_us):>9}  +- {time_text(part.spread_us)} exposed by {name}{line}"

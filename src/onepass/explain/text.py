@@ -12,6 +12,7 @@ from ..ir.target import targets
 
 SAVED_SHOWN = 8  # of what is kept for backward, the largest
 REJECTED_SHOWN = 12  # the rest is in the JSON; the largest missed savings come first
+SMALLEST_PART = 0.02  # of the cycles of a kernel that is named
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -113,6 +114,13 @@ def kernel_facts(kernel: KernelRecord) -> str:
     return f"reads {read}, writes {written}, predicted {time_text(kernel.predicted_us)}"
 
 
+def issue_text(kernel: KernelRecord) -> str:
+    """Which part of the machine code's cycles is whose; empty where nobody counted."""
+    shown = [f"{one_line(name)} {100 * part:.0f} %" for name, part in kernel.issue.items() if part >= SMALLEST_PART]
+    rest = sum(part for part in kernel.issue.values() if part < SMALLEST_PART)
+    return ", ".join([*shown, *([f"others {100 * rest:.0f} %"] if rest >= SMALLEST_PART else [])])
+
+
 def _totals(graphs: Sequence[CompileRecord]) -> Iterator[str]:
     moved, saved = total(graphs, "bytes_moved"), total(graphs, "saved_bytes")
     yield f"onepass: {counts_text(graphs)}"
@@ -180,6 +188,8 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
         shared = f", {byte_text(kernel.shared_bytes)} of shared memory" if kernel.shared_bytes else ""
         spilled = f", {kernel.spilled_bytes} bytes spilled" if kernel.spilled_bytes else ", nothing spilled"
         yield f"    resources {kernel.registers} registers{spilled}{shared}"
+    if kernel.issue:
+        yield f"    issue     {issue_text(kernel)}"
     if kernel.tuning:
         yield f"    tuning    {one_line(kernel.tuning)}"
         yield from (f"      {trial_line(t)}" for t in kernel.trials[1:])  # the first is in the line above

@@ -53,6 +53,7 @@ class KernelRecord:
     tuning: str = ""  # what measuring led to, or why nothing was measured; empty where nobody asked
     trials: list[TrialRecord] = field(default_factory=list)  # of a split's first kernel: both kernels together
     work: float = 0.0  # operations of lanes; a dear one counts as several
+    issue: dict[str, float] = field(default_factory=dict)  # parts of the machine code's cycles, where somebody asked
 
     @property
     def group(self) -> str:

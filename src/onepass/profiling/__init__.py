@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from .issue import note_issue
 from .run import Wanted, measure_program
 
-__all__ = ["Wanted", "measure_program"]
+__all__ = ["Wanted", "measure_program", "note_issue"]

@@ -21,6 +21,7 @@ from ..errors import UnusableProgram
 from ..explain.capture import Lent, freshly_compiled, lent, run_backward
 from ..explain.measured import CallTime, Limits, Mark, StepTime
 from ..explain.profile import Profile
+from ..explain.text import issue_text
 from ..ir.record import CompileRecord, ExternRecord, KernelRecord
 from ..ir.source import STEPS, Call, Launch
 from ..ir.target import find_target
@@ -28,6 +29,7 @@ from ..runtime.clock import Clock, Span, own_times
 from ..runtime.executable import Executable
 from ..runtime.rounds import Laps, Rounds
 from .ceilings import measured_limits
+from .issue import note_issue
 from .operations import with_operations
 
 SYSTEMS = ("eager", "inductor", "aot_eager")
@@ -71,6 +73,8 @@ def measure_program(
 
         laps = rounds.run([ours, *(call for _, call, _ in others)], wanted.seconds, observe)
         limits = measured_limits() if device.type == "cpu" else _limits_of(compiled)
+        if wanted.operations:
+            note_issue(compiled)
         steps, marks = _steps(records, compiled, observed)
         if wanted.operations:
             steps = with_operations(steps, records, compiled)
@@ -193,8 +197,9 @@ def _of_kernel(k: KernelRecord, record: CompileRecord, graph: int, entry: str, u
     lines = tuple(dict.fromkeys(o["line"] for o in k.operations if o.get("line")))
     moved = k.bytes_read + k.bytes_written
     return StepTime(
-        graph, record.direction, k.name, entry, "kernel", us, runs, k.predicted_us, moved, k.work, operations, lines
-    )
+        graph, record.direction, k.name, entry, "kernel", us, runs, k.predicted_us, moved, k.work, operations, lines,
+        issue=issue_text(k),
+    )  # fmt: skip
 
 
 def _of_extern(e: ExternRecord, record: CompileRecord, graph: int, entry: str, us: float, runs: int) -> StepTime:
