@@ -16,10 +16,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass.cli import main
+from onepass.compilation import Compiled
 from onepass.errors import UnusableProgram
 from onepass.explain.measured import CallTime, Limits, Measured, StepTime
 from onepass.explain.profile_text import SHOWN, grouped, render_profile
-from onepass.ir.record import CompileRecord
+from onepass.ir.record import CompileRecord, ExternRecord
+from onepass.ir.source import Call, HostProgram, Live, Ref
+from onepass.profiling.run import observed, steps_of
+from onepass.runtime.clock import Clock
+from onepass.runtime.executable import Executable
 
 SLEEP = 0.02
 
@@ -53,7 +58,7 @@ def test_every_kernel_and_call_is_a_step_forward_and_backward() -> None:
     assert {s.bytes_moved for s in profile.steps} >= {k.bytes_read + k.bytes_written for k in report.kernels}
     products = [s for s in profile.steps if "mm" in s.name]
     assert products and all(s.flops == 2 * 64 * 32 * 64 and s.flops_per_us > 0 for s in products)
-    assert 0 < profile.steps_us < 3 * profile.call.time_us
+    assert profile.steps_us == pytest.approx(sum(s.time_us for s in profile.steps))
     assert [c.name for c in profile.calls] == ["onepass", "eager"] and profile.beside("eager") is not None
 
 
@@ -179,6 +184,46 @@ def test_equal_steps_are_one_row_and_the_largest_come_first() -> None:
     assert "and 5 more lines" in text and any("unmeasured" in line for line in lines)
     many = _measured([StepTime(0, "forward", f"k{n}", f"e{n}", "kernel", 1.0) for n in range(SHOWN + 7)])
     assert "and 7 smaller steps: 7 us" in render_profile(many)
+
+
+def test_what_dynamo_gives_up_on_has_no_steps() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x.sin()
+            torch._dynamo.graph_break()
+        return x
+
+    profile = profiled(function, torch.randn(4))
+    assert profile.steps == [] and "nothing of it runs compiled" in str(profile)
+    profile.to_html()
+
+
+def test_chunks_of_a_loop_are_steps_of_their_own() -> None:
+    """The loop's own time is without that of its chunks."""
+    body = CompileRecord(direction="rows", repeats=3)
+    host = HostProgram(("a0",), (Call("x0", "aten.relu.default", (Ref("a0"),), {}),), (Ref("x0"),))
+    inner = Executable(host, [])
+    loop = Live("loop")
+    outer = Executable(
+        HostProgram(
+            ("a0",), (Call("x0", loop, (Ref("a0"),), {}),), (Ref("x0"),),
+            live={"loop": lambda x: [time.sleep(SLEEP), *(inner.call([x]) for _ in range(3))][-1][0]},
+        ),
+        [],
+    )  # fmt: skip
+    extern = [ExternRecord("loop", "loop", "", "", 0)]
+    whole = CompileRecord(externs=extern)
+    body.externs = [ExternRecord("relu", "aten.relu.default", "", "", 8)]
+    compiled = [Compiled(inner.call, body, executable=inner), Compiled(outer.call, whole, executable=outer)]
+    clock = Clock(torch.device("cpu"))
+    with observed([inner, outer], clock):
+        clock.restart()
+        outer.call([torch.randn(8)])
+    steps, marks = steps_of([body, whole], compiled, [clock.spans()])
+    chunk, own = steps
+    assert (chunk.runs, chunk.name, chunk.entry) == (3, "aten.relu.default", "aten::relu")
+    assert own.runs == 1 and own.time_us >= 1e6 * SLEEP and chunk.time_us < own.time_us
+    assert [m.step for m in marks] == [0, 0, 0, 1] and marks[-1].duration_us >= own.time_us + chunk.time_us - 1
 
 
 def test_the_page_of_a_profile() -> None:

@@ -55,6 +55,8 @@ def render_profile(profile: Measured) -> str:
     lines += map(call_line, profile.calls, [profile.calls[0]] * len(profile.calls))
     lines += [f"  limits    {limits_text(profile.limits)}", ""]
     rows = grouped(profile)
+    if not rows:
+        return "\n".join([*lines, "  no step was seen: nothing of it runs compiled"])
     cells = [_HEAD, *(row_cells(row, profile.limits) for row in rows[:SHOWN])]
     widths = [max(len(c[k]) for c in cells) for k in range(len(_HEAD) - 1)]
     for number, row in enumerate(cells):
@@ -74,7 +76,8 @@ def call_line(call: CallTime, ours: CallTime) -> str:
         return f"  {call.name:<9} {one_line(call.problem)}"
     ratio = "" if call is ours else f", {call.time_us / ours.time_us:.2f}x the time of onepass"
     wall = f" on the device, {time_text(call.wall_us)} until it is idle" if call.device_us else ""
-    return f"  {call.name:<9} {time_text(call.time_us)}{wall}{ratio} (first call {call.first_s:.2f} s)"
+    others = f"least {time_text(call.least_us)}, first call {call.first_s:.2f} s"
+    return f"  {call.name:<9} {time_text(call.time_us)}{wall}{ratio} ({others})"
 
 
 def limits_text(limits: Limits) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -56,32 +56,34 @@ def measure_program(
     wanted: Wanted,
 ) -> Profile:
     """What a call of the program, forward and backward, is made of."""
-    with lent(function, args, kwargs) as own, recorder() as records, watch() as compiled:
+    with lent(function, args, kwargs) as own, recorder() as records, watch() as compiled, ExitStack() as current:
         if own.memoryless:
             raise UnusableProgram("tensors without memory cannot be run", "Profile real tensors; explain plans others")
         device = _device_of(own)
+        current.enter_context(torch.cuda.device(device) if device.type == "cuda" else nullcontext())
         ours, first_s = _first_call(own, freshly_compiled(own.function, backend))
         others, problems = _others(own, wanted.beside)
         rounds = Rounds(device)
         clock = Clock(device)
-        observed: list[list[Span]] = []
+        seen: list[list[Span]] = []
         executables = [c.executable for c in compiled if c.executable is not None]
 
         def observe() -> None:
-            with _observed(executables, clock):
-                observed.append(rounds.steps(ours, clock))
+            ours()  # caches and threads are as its own last call leaves them, not another system's
+            with observed(executables, clock):
+                seen.append(rounds.steps(ours, clock))
 
         laps = rounds.run([ours, *(call for _, call, _ in others)], wanted.seconds, observe)
         limits = measured_limits() if device.type == "cpu" else _limits_of(compiled)
         if wanted.operations:
             note_issue(compiled)
-        steps, marks = _steps(records, compiled, observed)
+        steps, marks = steps_of(records, compiled, seen)
         if wanted.operations:
             steps = with_operations(steps, records, compiled)
     calls = [_call_time("onepass", laps[0], first_s)]
     calls += [_call_time(name, lap, first) for (name, _, first), lap in zip(others, laps[1:], strict=True)]
     calls += [CallTime(name, 0.0, problem=text) for name, text in problems.items()]
-    return Profile(list(records), steps, calls, limits, _device_name(device), len(observed), marks)
+    return Profile(list(records), steps, calls, limits, _device_name(device), len(seen), marks)
 
 
 def _device_of(own: Lent) -> torch.device:
@@ -130,7 +132,7 @@ def _others(own: Lent, names: Iterable[str]) -> tuple[list[_Timed], dict[str, st
     return found, problems
 
 
-def _observed(executables: Sequence[Executable], clock: Clock) -> ExitStack:
+def observed(executables: Sequence[Executable], clock: Clock) -> ExitStack:
     """Every step of the executables is timed meanwhile."""
     stack = ExitStack()
     for executable in executables:
@@ -149,15 +151,15 @@ def _call_time(name: str, laps: Laps, first_s: float) -> CallTime:
     return CallTime(name, float(median(laps.wall_us)), min(laps.device_us or laps.wall_us), device_us, first_s)
 
 
-def _steps(
-    records: Sequence[CompileRecord], compiled: Sequence[Compiled], observed: Sequence[Sequence[Span]]
+def steps_of(
+    records: Sequence[CompileRecord], compiled: Sequence[Compiled], calls: Sequence[Sequence[Span]]
 ) -> tuple[list[StepTime], list[Mark]]:
     """The steps that ran, in the order of their first run, and the last observed call as a time line."""
     known = {id(c.executable.host): c for c in compiled if c.executable is not None}
     place = {id(r): k for k, r in enumerate(records)}
     times: dict[tuple[int, int], list[float]] = {}
     runs: dict[tuple[int, int], int] = {}
-    for spans in observed:
+    for spans in calls:
         taken: dict[tuple[int, int], float] = {}
         runs.clear()
         void: set[tuple[int, int]] = set()
@@ -173,7 +175,7 @@ def _steps(
         _step(known[owner], place.get(id(known[owner].record), 0), step, found, runs.get((owner, step), 1))
         for (owner, step), found in times.items()
     ]
-    last = observed[-1] if observed else ()
+    last = calls[-1] if calls else ()
     return steps, [Mark(order[s.owner, s.step], s.start_us, s.end_us - s.start_us) for s in last]
 
 
