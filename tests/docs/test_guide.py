@@ -41,7 +41,7 @@ def test_every_block_runs(
 
 
 def test_the_profile_page_shows_the_tables_head() -> None:
-    from onepass.explain.profile_text import _HEAD
+    from onepass.explain.profile_text import HEAD
 
     shown = (GUIDE / "profile.md").read_text()
-    assert re.search(r"\s+".join(map(re.escape, _HEAD)), shown)
+    assert re.search(r"\s+".join(map(re.escape, HEAD)), shown)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import onepass
 from onepass.cli import main
 from onepass.compilation import Compiled
 from onepass.errors import UnusableProgram
-from onepass.explain.measured import CallTime, Limits, Measured, StepTime
+from onepass.explain.measured import CallTime, Limits, Measured, OperationTime, StepTime
 from onepass.explain.profile_text import SHOWN, grouped, render_profile
 from onepass.ir.record import CompileRecord, ExternRecord
 from onepass.ir.source import Call, HostProgram, Live, Ref
@@ -134,6 +135,12 @@ def test_tensors_without_memory_are_refused() -> None:
         profiled(torch.sin, torch.randn(4))
 
 
+def test_chips_that_are_absent_are_refused() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(UnusableProgram, match="sm_90 do not run here"):
+        profiled(torch.sin, torch.randn(4), target="sm_90")
+
+
 def test_an_unknown_system_is_an_error() -> None:
     with pytest.raises(UnusableProgram, match="Choose from eager, inductor"):
         profiled(torch.sin, torch.randn(4), beside=("abacus",))
@@ -182,6 +189,8 @@ def test_equal_steps_are_one_row_and_the_largest_come_first() -> None:
     assert "8 x k0_add" in lines[6] and lines[6].split()[:7] == ["47.1", "%", "800", "us", "40", "us", "8.0"]
     assert "105 % memory" in lines[6]  # 1 MiB in 100 us of 10 GB/s
     assert "and 5 more lines" in text and any("unmeasured" in line for line in lines)
+    narrow = render_profile(_measured(steps), 64).splitlines()
+    assert narrow[4].split() == ["share", "time", "of", "limit", "step"] and len(narrow[6]) <= 64
     many = _measured([StepTime(0, "forward", f"k{n}", f"e{n}", "kernel", 1.0) for n in range(SHOWN + 7)])
     assert "and 7 smaller steps: 7 us" in render_profile(many)
 
@@ -230,9 +239,14 @@ def test_the_page_of_a_profile() -> None:
     steps = [_step(f"k{n}_add", 100.0, lines=(f"model.py:{n}",)) for n in range(8)]
     steps.append(StepTime(0, "forward", "aten.mm.default", "aten::mm", "extern", 900.0, 1, 0.0, 1 << 20, flops=45e7))
     measured = _measured(steps)
-    page = onepass.Profile(*(getattr(measured, f.name) for f in fields(measured))).to_html()
+    profile = onepass.Profile(*(getattr(measured, f.name) for f in fields(measured)))
+    page = profile.to_html()
     assert "Where the time goes" in page and "8 x k0_add" in page and page.count("<circle") == 2
-    assert "steps0" in page and "by hand" in page and "</svg>" in page
+    parts = (OperationTime("exp", "model.py:3", 7.0, 1.0), OperationTime("add", "", problem="too cheap"))
+    text = str(replace(profile, steps=[replace(steps[0], parts=parts, issue="exp 40 %"), *steps[1:]]))
+    assert re.search(r"7 us +\+- 1 us +exposed by exp  model.py:3\n", text) and "issue: exp 40 %" in text
+    assert "exposed by add  too cheap" in text and "below" not in text
+    assert "GFLOP/s</th>" in page and "steps0" in page and "by hand" in page and "</svg>" in page
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,8 +208,10 @@ def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    from .. import load
     from ..demo import run_demo
 
+    load()
     return run_demo()
 
 
@@ -246,6 +248,8 @@ def _cache(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    from .. import load
     from .doctor import run_doctor
 
+    load()
     return run_doctor()

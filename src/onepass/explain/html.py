@@ -17,7 +17,7 @@ from ..ir.target import Target, targets
 from . import text as report
 from .html_pictures import Bar, Point, bars, roofline, waterfall
 from .measured import Limits, Measured
-from .profile_text import Row, between_text, call_line, grouped, row_cells
+from .profile_text import HEAD, OPERATION_HEAD, Row, between_text, call_line, grouped, operation_cells, row_cells
 
 _PAGE = Path(__file__).with_name("page.html")
 LONGEST_TEXT, MOST_DECISIONS, MOST_LINES = 60_000, 200, 3  # characters of a listing; decisions; lines of an operation
@@ -66,6 +66,9 @@ def _measured(profile: Measured) -> Iterator[str]:
     steps = [_step_bar(row, profile.limits) for row in rows]
     yield bars(steps, "steps and their times", "steps")
     yield f"<p>Steps together {report.time_text(profile.steps_us)}; {escape(between_text(profile))}.</p>"
+    yield f"<details><summary>Table</summary>{_table((*HEAD, 'lines'), _step_rows(rows, profile.limits))}</details>"
+    if parts := [(r.step.name, *operation_cells(p)) for r in rows for p in r.step.parts]:
+        yield "<h3>Operations inside kernels</h3>" + _table(("kernel", *OPERATION_HEAD), parts)
     points = [
         Point(r.step.name, r.step.kind, r.step.flops / r.step.bytes_moved, _rate(r), r.share)
         for r in rows
@@ -73,6 +76,12 @@ def _measured(profile: Measured) -> Iterator[str]:
     ]
     yield roofline(points, profile.limits, "measured kernels under the machine's limits")
     yield "</section>"
+
+
+def _step_rows(rows: Sequence[Row], limits: Limits) -> list[tuple[str, ...]]:
+    """The table of the text, with the first lines of each step."""
+    shown = [(row, [report.user_line(line) for line in row.step.lines[:MOST_LINES]]) for row in rows[:MOST_DECISIONS]]
+    return [(*row_cells(row, limits), "; ".join(lines)) for row, lines in shown]
 
 
 def _rate(row: Row) -> float:

@@ -11,7 +11,7 @@ from .html import in_notebook, render_html
 from .measured import Measured
 from .profile_text import render_profile
 from .text import advice_text
-from .width import fitted
+from .width import fitted, terminal_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Profile(Measured):
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
     def __str__(self) -> str:
-        return fitted(render_profile(self) + advice_text(self.advice))
+        width = terminal_width()
+        return fitted(render_profile(self, width) + advice_text(self.advice), width)
 
     def save_trace(self, path: str) -> None:
         """Write the time line to a file."""

@@ -9,7 +9,10 @@ from .measured import CallTime, Limits, Measured, OperationTime, StepTime
 from .text import byte_text, counted, one_line, short_operation, time_text, user_line
 
 SHOWN, LINES_SHOWN = 30, 3  # steps, and lines of each; the rest is in the JSON
-_HEAD = ("share", "time", "predicted", "moved", "GB/s", "GFLOP/s", "of limit", "step")
+LEAST_NAME = 24  # columns for the name of a step, for which others are left out
+OPERATION_HEAD = ("exposed", "give or take", "operation", "line, or why there is no time")
+_LEFT_OUT = (5, 3, 4, 2)  # columns that go first where the terminal is narrow: FLOP rate, bytes, bandwidth, prediction
+HEAD = ("share", "time", "predicted", "moved", "GB/s", "GFLOP/s", "of limit", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +52,21 @@ def grouped(profile: Measured) -> list[Row]:
     return sorted(rows, key=lambda r: -r.share)
 
 
-def render_profile(profile: Measured) -> str:
-    """The full table."""
+def render_profile(profile: Measured, width: int = 0) -> str:
+    """The full table, with the columns that fit into a width; 0: with all."""
     lines = [f"onepass profile: {profile.device}, {counted(profile.rounds, 'round')} in turns"]
     lines += map(call_line, profile.calls, [profile.calls[0]] * len(profile.calls))
     lines += [f"  limits    {limits_text(profile.limits)}", ""]
     rows = grouped(profile)
     if not rows:
         return "\n".join([*lines, "  no step was seen: nothing of it runs compiled"])
-    cells = [_HEAD, *(row_cells(row, profile.limits) for row in rows[:SHOWN])]
-    widths = [max(len(c[k]) for c in cells) for k in range(len(_HEAD) - 1)]
+    cells = [HEAD, *(row_cells(row, profile.limits) for row in rows[:SHOWN])]
+    widths = {k: max(len(c[k]) for c in cells) for k in range(len(HEAD) - 1)}
+    for k in _LEFT_OUT:
+        if width and sum(w + 2 for w in widths.values()) + LEAST_NAME > width:
+            del widths[k]
     for number, row in enumerate(cells):
-        lines.append("  " + "  ".join([*(f"{c:>{w}}" for c, w in zip(row, widths, strict=False)), row[-1]]))
+        lines.append("  " + "  ".join([*(f"{row[k]:>{w}}" for k, w in widths.items()), row[-1]]))
         if number:
             lines += _about(rows[number - 1])
     if len(rows) > SHOWN:
@@ -127,22 +133,28 @@ def _about(row: Row) -> Iterator[str]:
     if len(row.step.lines) > LINES_SHOWN:
         yield f"      and {len(row.step.lines) - LINES_SHOWN} more lines"
     if row.step.issue:
-        yield f"        {'':>9}  issue: {row.step.issue}"
+        yield f"      issue: {row.step.issue}"
     yield from map(_operation_line, _by_time(row.step.parts))
     if row.step.rest_us:
         alone, rest = time_text(row.step.alone_us), time_text(row.step.rest_us)
-        yield f"        {rest:>9}  of {alone} by itself is left with a cheap operation in the place of each"
+        yield f"        {rest:>13}  of {alone} by itself is left with a cheap operation in the place of each"
 
 
 def _by_time(parts: Sequence[OperationTime]) -> list[OperationTime]:
     return sorted(parts, key=lambda p: -p.exposed_us)
 
 
-def _operation_line(part: OperationTime) -> str:
+def operation_cells(part: OperationTime) -> tuple[str, str, str, str]:
+    """An operation inside a kernel: what it costs, give or take how much, its name, its line or why it has no time."""
+    name, line = one_line(part.name), user_line(part.line)
     if part.problem:
-        return f"        {'':>9}  {part.name}: {one_line(part.problem)}"
-    line = f"  {user_line(part.line)}" if part.line else ""
-    name = one_line(part.name)
+        return "", "", name, one_line(part.problem)
+    spread = time_text(part.spread_us)
     if abs(part.exposed_us) <= part.spread_us:
-        return f"        {'':>9}  {name}: less than the noise of {time_text(part.spread_us)}{line}"
-    return f"        {time_text(part.exposed_us):>9}  +- {time_text(part.spread_us)} exposed by {name}{line}"
+        return f"below {spread}", "", name, line
+    return time_text(part.exposed_us), f"+- {spread}", name, line
+
+
+def _operation_line(part: OperationTime) -> str:
+    exposed, spread, name, about = operation_cells(part)
+    return f"        {exposed:>13}  {spread:<10} exposed by {name}  {about}".rstrip()

@@ -63,6 +63,9 @@ def measure_program(
         current.enter_context(torch.cuda.device(device) if device.type == "cuda" else nullcontext())
         ours, first_s = _first_call(own, freshly_compiled(own.function, backend))
         others, problems = _others(own, wanted.beside)
+        if absent := next((c for c in compiled if c.executable is None), None):
+            problem = f"kernels for {absent.record.target} do not run here"
+            raise UnusableProgram(problem, "Profile without a target; explain plans for chips that are absent")
         rounds = Rounds(device)
         clock = Clock(device)
         seen: list[list[Span]] = []
