@@ -42,6 +42,29 @@ def test_a_dear_operation_is_seen_and_a_cheap_one_has_no_time() -> None:
     assert "is left with a cheap operation" in str(profile)
 
 
+def test_equal_kernels_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onepass.profiling import operations as module
+
+    measured: list[str] = []
+    original = module._measured
+
+    def counted(step: Any, *rest: Any) -> Any:
+        measured.append(step.name)
+        return original(step, *rest)
+
+    monkeypatch.setattr(module, "_measured", counted)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(x @ w)
+        return x
+
+    profile = onepass.profile(function, torch.randn(16, 16), torch.randn(16, 16), operations=True, seconds=0.01)
+    kernels = [s for s in profile.steps if s.kind == "kernel"]
+    assert len(kernels) == 3 and len(measured) == 1 and len({s.parts for s in kernels}) == 1
+    assert [p.name for p in kernels[0].parts] == ["tanh"]
+
+
 def test_stand_ins_keep_what_is_read_and_the_type() -> None:
     group = planned_group(lambda x, y: (x / y).exp() + x * 2, torch.randn(8, 8), torch.rand(8, 8) + 1)
     found = operations(group)

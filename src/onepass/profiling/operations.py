@@ -34,7 +34,7 @@ from ..runtime.stopwatch import Run, arguments, as_program
 from ..schedule.group import schedule_group
 from .without import dearest, without
 
-MOST_OPERATIONS, MOST_KERNELS = 8, 12  # of a kernel; of a profile, those that take longest
+MOST_OPERATIONS, MOST_KERNELS = 8, 12  # of a kernel; of a profile, those that take longest, equal ones as one
 SECONDS = 0.6  # of measuring one kernel
 
 
@@ -42,16 +42,27 @@ def with_operations(
     steps: Sequence[StepTime], records: Sequence[CompileRecord], compiled: Sequence[Compiled]
 ) -> list[StepTime]:
     """The steps; kernels of several operations have the times of these."""
-    longest = sorted((s for s in steps if s.kind == "kernel"), key=lambda s: -s.time_us)[:MOST_KERNELS]
+    kernels = sorted((s for s in steps if s.kind == "kernel"), key=lambda s: -s.time_us)
+    alike = {_like(s): s for s in reversed(kernels)}  # of equal ones the longest
     made = {id(c.record): c.made for c in compiled}
-    found: dict[int, StepTime] = {}
-    for step in longest:
+    found: dict[tuple[object, ...], StepTime] = {}
+    for step in sorted(alike.values(), key=lambda s: -s.time_us)[:MOST_KERNELS]:
         own = made.get(id(records[step.graph]))
         name = step.name.removesuffix("_partial")
         group = own.planned.names.get(name) if own is not None else None
         if own is not None and group is not None:
-            found[id(step)] = _measured(step, own.planned, group, own.choices.get(name))
-    return [found.get(id(s), s) for s in steps]
+            found[_like(step)] = _measured(step, own.planned, group, own.choices.get(name))
+    return [_with_parts(s, found[_like(s)]) if s.kind == "kernel" and _like(s) in found else s for s in steps]
+
+
+def _like(step: StepTime) -> tuple[object, ...]:
+    """Equal for kernels that do the same."""
+    part = "_partial" in step.name
+    return step.entry, step.bytes_moved, step.flops, step.predicted_us, step.operations, step.direction, part
+
+
+def _with_parts(step: StepTime, measured: StepTime) -> StepTime:
+    return replace(step, parts=measured.parts, alone_us=measured.alone_us, rest_us=measured.rest_us)
 
 
 def _measured(step: StepTime, planned: PlannedGraph, group: Group, chosen: Schedule | None) -> StepTime:
