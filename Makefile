@@ -11,7 +11,7 @@ ROTATION ?= $(shell date +%Y-%j)
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-SOURCES := src tests tools
+SOURCES := src tests tools examples
 
 .PHONY: help demo test test-all test-newest gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench prices calibrate clean
 

@@ -3,18 +3,24 @@
 import onepass
 fast = torch.compile(model, backend="onepass")
 print(onepass.explain(model, example))
+print(onepass.profile(model, example))
 """
 
 from __future__ import annotations
 
-from . import explain as _package
-from .api import explain
-from .backend import FallbackWarning, jit, register
-from .errors import OnepassError
-from .explain import Explanation
-from .plugging import KernelWarning, kernel
-from .plugging import replace_by as replace
-from .steering import fuse, keep, no_fuse, recompute, save
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import explain, profile
+    from .backend import FallbackWarning, jit
+    from .errors import OnepassError
+    from .explain import Explanation
+    from .explain.profile import Profile
+    from .plugging import KernelWarning, kernel
+    from .plugging import replace_by as replace
+    from .steering import fuse, keep, no_fuse, recompute, save
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,18 +28,57 @@ __all__ = [
     "FallbackWarning",
     "KernelWarning",
     "OnepassError",
+    "Profile",
     "explain",
     "fuse",
     "jit",
     "keep",
     "kernel",
     "no_fuse",
+    "profile",
     "recompute",
     "replace",
     "save",
 ]
 
-# The function stands where Python puts the package of its name: it shares the package's names, so that
-# `import onepass.explain.measure as m` and `onepass.explain.measure` work.
-explain.__dict__ = _package.__dict__
-register()
+
+def load() -> None:
+    """Import everything and make the backend known to torch. Only the command line puts it off: torch takes seconds."""
+    package = import_module(".explain", __name__)
+    from .api import explain, profile
+    from .backend import FallbackWarning, jit, register
+    from .errors import OnepassError
+    from .explain import Explanation
+    from .explain.profile import Profile
+    from .plugging import KernelWarning, kernel
+    from .plugging import replace_by as replace
+    from .steering import fuse, keep, no_fuse, recompute, save
+
+    # The function stands where Python puts the package of its name: it shares the package's names, so that
+    # `import onepass.explain.measure as m` and `onepass.explain.measure` work.
+    explain.__dict__ = package.__dict__
+    named = Explanation, FallbackWarning, KernelWarning, OnepassError, Profile
+    public = *named, explain, fuse, jit, keep, kernel, no_fuse, profile, recompute, replace, save
+    globals().update(zip(__all__, public, strict=True))
+    register()
+
+
+def _is_command() -> bool:
+    """Whether this process is the command `onepass`, or `python -m onepass`."""
+    name = sys.argv[0].replace("\\", "/").rsplit("/", 1)[-1] if sys.argv else ""
+    return name.removesuffix(".exe") == "onepass" or (name == "-m" and sys.orig_argv[1:3] == ["-m", "onepass"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        load()
+        return globals()[name]
+    raise AttributeError(f"module 'onepass' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, "__version__"))
+
+
+if not _is_command():
+    load()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch._dynamo
@@ -29,8 +29,9 @@ from .autograd.partition import SAVED, Saving, partition
 from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.saved import choose_saved
 from .autograd.undefined import tangents_of, without_tangents
-from .compilation import compile_graph
+from .compilation import Compiled, compile_graph
 from .errors import CompilerNotFound, OnepassError, UnmetOrder
+from .explain.facts import ending, facts_of
 from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
@@ -49,9 +50,11 @@ from .plugging import in_training, plugged
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
+T = TypeVar("T")
 Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 _recorders: list[list[CompileRecord]] = []
+_watchers: list[list[Compiled]] = []
 _recorders_lock = threading.Lock()
 
 
@@ -62,20 +65,36 @@ class FallbackWarning(UserWarning):
 @contextmanager
 def record_compilations() -> Iterator[list[CompileRecord]]:
     """Collect the record of every graph compiled while the context is open, on any thread."""
-    records: list[CompileRecord] = []
-    with _recorders_lock:
-        _recorders.append(records)
-    try:
+    with _collected(_recorders) as records:
         yield records
+
+
+@contextmanager
+def watch_compilations() -> Iterator[list[Compiled]]:
+    """Collect every graph compiled while the context is open, as it runs, on any thread."""
+    with _collected(_watchers) as compiled:
+        yield compiled
+
+
+@contextmanager
+def _collected(collectors: list[list[T]]) -> Iterator[list[T]]:
+    found: list[T] = []
+    with _recorders_lock:
+        collectors.append(found)
+    try:
+        yield found
     finally:
         with _recorders_lock:
-            _recorders[:] = [r for r in _recorders if r is not records]
+            collectors[:] = [c for c in collectors if c is not found]
 
 
-def _publish(record: CompileRecord) -> None:
+def _publish(record: CompileRecord, compiled: Compiled | None = None) -> None:
     with _recorders_lock:
         for records in _recorders:
             records.append(record)
+        if compiled is not None:
+            for watcher in _watchers:
+                watcher.append(compiled)
 
 
 def choose_target(options: Options, graph: GraphModule) -> Target:
@@ -96,7 +115,9 @@ def _multiplying_target(options: Options, joint: GraphModule) -> Target | None:
     return None
 
 
-def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[list[Any]], Any]:
+def _compile(
+    graph: GraphModule, options: Options, direction: str, ended: tuple[str, str] = ("", "")
+) -> Callable[[list[Any]], Any]:
     if direction == "inference":
         _check_any_size(graph)
     try:
@@ -118,8 +139,10 @@ def _compile(graph: GraphModule, options: Options, direction: str) -> Callable[[
         compiled.record.decisions += in_training()
         compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
     compiled.record.decisions += graph.meta.get(DECISIONS, [])
-    for record in (compiled.record, *compiled.parts):
-        _publish(record)
+    if direction != "backward":
+        compiled.record.facts = facts_of(graph, ended)
+    for part in (compiled, *compiled.parts):
+        _publish(part.record, part)
     return compiled.call
 
 
@@ -222,9 +245,13 @@ def _takes_undefined(owner: Any) -> bool:
 
 
 class _Made(threading.local):
-    """What is made while a graph is compiled on this thread. `mark`: of a forward with several tangents in backward."""
+    """What is made while a graph is compiled on this thread. `mark`: of a forward with several tangents in backward.
+
+    `ended`: why tracing ended with it, and where.
+    """
 
     mark: object = None
+    ended: tuple[str, str] = ("", "")
 
 
 def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[[list[Any]], Any]:
@@ -246,7 +273,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     made = _Made()
 
     def forward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        call = _compile(graph, chosen, "forward")
+        call = _compile(graph, chosen, "forward", made.ended)
         call.onepass = made.mark  # type: ignore[attr-defined]
         return call
 
@@ -265,7 +292,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     inner = aot_autograd(
         fw_compiler=forward_compiler,
         bw_compiler=backward_compiler,
-        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference"),
+        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference", made.ended),
         partition_fn=parted,
         decompositions=decomposition_table(chosen.target, chosen.eager_random),
         keep_inference_input_mutations=True,
@@ -276,7 +303,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         if chosen.fuse and multiplies:
             prepare_attention(graph)
         write_out_fused_updates(graph)
-        made.mark = None
+        made.mark, made.ended = None, ending(graph)
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)
 

@@ -33,7 +33,7 @@ from .runtime.launcher import launcher
 from .runtime.stopwatch import Stopwatch, stopwatch_for
 
 if TYPE_CHECKING:
-    from .building import Rewriter
+    from .building import Made, Rewriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class Compiled:
 
     call: Callable[[list[Any]], Any]
     record: CompileRecord
-    parts: tuple[CompileRecord, ...] = ()  # of its loops' bodies
+    parts: tuple[Compiled, ...] = ()  # its loops' bodies
+    executable: Executable | None = None  # None where it runs operation by operation
+    made: Made | None = None  # None where it was found in the cache
 
 
 def compile_graph(
@@ -64,14 +66,14 @@ def compile_graph(
 
 def _compile_bodies(
     graph: GraphModule, target: Target, options: Options, stopwatch: Stopwatch | None
-) -> Iterator[CompileRecord]:
+) -> Iterator[Compiled]:
     """Compile what the graph's loops do for each chunk."""
     for name, loop in list(vars(graph).items()):
         if isinstance(loop, RowLoop) and loop.call is None:
             compiled = _compile_alone(loop.body, target, options, "rows", stopwatch)
             setattr(graph, name, replace(loop, call=compiled.call))
             compiled.record.repeats = loop.repeats
-            yield compiled.record
+            yield compiled
 
 
 def _compile_alone(
@@ -105,7 +107,7 @@ def _compile_alone(
 
     try:
         made = Building(graph, target, options, record, builder, cache, timer, rewrite).run()
-        compiled = _loaded(made.entry, made.kernels, record, graph)
+        compiled = replace(_loaded(made.entry, made.kernels, record, graph), made=made)
     except KernelBuildError:
         report_stage(options, record)  # what could not be built is what people want to see
         raise
@@ -121,7 +123,8 @@ def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileR
     """The graph as it runs. What does not fit the chip must not come here: its driver refuses to load it."""
     if is_planning() or not can_run(record.target, graph):
         return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record)
-    return Compiled(Executable(entry.host, list(kernels)).call, record)
+    executable = Executable(entry.host, list(kernels))
+    return Compiled(executable.call, record, executable=executable)
 
 
 def can_run(target: str, graph: GraphModule) -> bool:

@@ -10,7 +10,8 @@ class OnepassError(Exception):
     """Base of all errors raised by onepass."""
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the known one that was probably meant, if there is one."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else "."
 
@@ -20,7 +21,7 @@ class UnknownOption(OnepassError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        super().__init__(f"unknown option {name!r}{_hint(name, known)} Options: {', '.join(known)}.")
+        super().__init__(f"unknown option {name!r}{nearest(name, known)} Options: {', '.join(known)}.")
 
 
 class InvalidOption(OnepassError):
@@ -35,7 +36,7 @@ class UnknownTarget(OnepassError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        super().__init__(f"unknown target {name!r}{_hint(name, known)} Known targets: {', '.join(known)}.")
+        super().__init__(f"unknown target {name!r}{nearest(name, known)} Known targets: {', '.join(known)}.")
 
 
 class CompilerNotFound(OnepassError):

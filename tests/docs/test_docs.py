@@ -17,7 +17,8 @@ from onepass.ir.options import Options
 from .operators import operators_page
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/**/*.md")])
+TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = sorted([*(ROOT / name for name in TOP), *ROOT.glob("docs/**/*.md")])
 OPTIONS_HEAD = """# Options
 
 `torch.compile(f, backend="onepass", options={"precision": "eager"})`; `onepass.jit` and `onepass.explain` too.
@@ -40,6 +41,7 @@ Options that change code are part of the cache key; the others only print or che
 | `ONEPASS_TARGET` | the `target` option |
 | `ONEPASS_TUNE` | the `tune` option |
 | `ONEPASS_CACHE_DIR` | the cache folder (default: `onepass` in the user's cache folder) |
+| `TORCH_LOGS` | torch's own: `onepass` logs a line for each graph, `+onepass` decisions, program and plan |
 | `CC` | the C compiler (default: the first of cc, gcc, clang) |
 
 ## Tuning

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,13 @@ from typing import Any
 
 import torch
 
-from ..errors import UnusableProgram
+from ..errors import UnusableProgram, nearest
+
+SHORT = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "fp64": "float64", "fp32": "float32", "fp16": "float16",
+    "bf16": "bfloat16", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8",
+    "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +61,31 @@ def random_inputs(specifications: Sequence[str], train: bool) -> tuple[torch.Ten
 
 def _random_input(text: str, train: bool, generator: torch.Generator) -> torch.Tensor:
     shape_text, _, dtype_text = text.partition(":")
-    dtype = getattr(torch, dtype_text or "float32", None)
+    dtype = getattr(torch, SHORT.get(dtype_text, dtype_text or "float32"), None)
     try:
         shape = [int(size) for size in shape_text.split("x")] if shape_text else []
     except ValueError:
         shape = [-1]
     if not isinstance(dtype, torch.dtype) or any(size < 0 for size in shape):
-        raise UnusableProgram(f"--input {text!r} is not SHAPE[:DTYPE]", "Write it like 4096x4096 or 8x128:bfloat16")
+        raise UnusableProgram(f"--input {text!r} is not SHAPE[:DTYPE]", "Write it like 4096x4096 or 8x128:bf16")
     if dtype.is_floating_point or dtype.is_complex:
         tensor = torch.randn(shape, generator=generator).to(dtype)
         return tensor.requires_grad_(train)
     return torch.randint(0, 2, shape, generator=generator).to(dtype)
+
+
+@contextmanager
+def in_evaluation(function: Callable[..., Any], wanted: bool) -> Iterator[None]:
+    """A module as it is evaluated, if that is wanted; afterwards as it was before."""
+    modules = list(function.modules()) if wanted and isinstance(function, torch.nn.Module) else []
+    before = [m.training for m in modules]
+    for m in modules:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m, training in zip(modules, before, strict=True):
+            m.training = training
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -95,7 +116,10 @@ def _find(module: ModuleType, name: str, file: str) -> Callable[..., Any]:
         function: Callable[..., Any] = found
         return function
     own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-    raise UnusableProgram(f"{file} has no function {name}", f"Functions there: {', '.join(own) or 'none'}")
+    hint = nearest(name, own).lstrip("; .").capitalize()
+    raise UnusableProgram(
+        f"{file} has no function {name}", f"{hint} Functions there: {', '.join(own) or 'none'}".lstrip()
+    )
 
 
 def _example_arguments(module: ModuleType, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

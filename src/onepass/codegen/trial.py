@@ -21,14 +21,19 @@ from .host import launch_of
 _KEEP_ZERO = ("cast", "neg", "abs", "mul", "add", "sub", "bitand", "bitor", "maximum")
 
 
-def emit_trial(scheduled: ScheduledGroup) -> Trial | Refusal:
-    """What to launch, with the sizes that were seen when the graph was traced."""
+def emit_trial(scheduled: ScheduledGroup, names: dict[Buffer, str] | None = None) -> Trial | Refusal:
+    """What to launch, with the sizes that were seen when the graph was traced.
+
+    `names`: of buffers that several trials share; it is extended.
+    """
     buffers = list(dict.fromkeys(b for k in scheduled.kernels for b in k.parameters))
     if not have_examples(buffers, (s for k in scheduled.kernels for s in k.symbols)):
         return Refusal("its sizes are known only at run time")
     if not all(stays_inside(k) for k in scheduled.kernels):
         return Refusal("what it reads depends on values")
-    names = {b: f"a{n}" for n, b in enumerate(buffers)}
+    names = {} if names is None else names
+    for b in buffers:
+        names.setdefault(b, f"a{len(names)}")
     stand_ins = tuple(stand_in(b, names[b]) for b in buffers)
     launches = (launch_of(k, n, names.__getitem__, _number) for n, k in enumerate(scheduled.kernels))
     return Trial(stand_ins, tuple(launches))

@@ -14,6 +14,7 @@ import random
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,29 @@ from .planning import planning
 from .torch_private import dynamo_config
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A program whose runs leave nothing behind: the function itself and arguments of its own."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    memoryless: bool  # it can be planned, but not run
+
+
+@contextmanager
+def lent(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Lent]:
+    """The program on copies of its arguments; what it holds is afterwards as it was before."""
+    original = uncompiled(function)
+    holders = list(_held(original))
+    modules = [m for h in holders if isinstance(h, torch.nn.Module) for m in h.modules()]
+    memoryless = any(map(has_no_memory, (*_tensors_of((args, kwargs)), *_stateful_tensors(holders))))
+    own = made_fake(modules, (args, kwargs)) if memoryless else nullcontext(_copied((args, kwargs)))
+    here = dynamo_config.patch(automatic_dynamic_shapes=False)  # sizes of an earlier call are no matter of this one
+    with _preserved(holders, modules), own as (own_args, own_kwargs), planning(memoryless), here:
+        yield Lent(original, own_args, own_kwargs, memoryless)
+
+
 def run_recorded(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -34,14 +58,8 @@ def run_recorded(
     recorder: Callable[[], AbstractContextManager[list[CompileRecord]]],
 ) -> list[CompileRecord]:
     """The records of every graph of `function(*args, **kwargs)`, forward and backward."""
-    original = uncompiled(function)
-    holders = list(_held(original))
-    modules = [m for h in holders if isinstance(h, torch.nn.Module) for m in h.modules()]
-    memoryless = any(map(has_no_memory, (*_tensors_of((args, kwargs)), *_stateful_tensors(holders))))
-    own = made_fake(modules, (args, kwargs)) if memoryless else nullcontext(_copied((args, kwargs)))
-    with _preserved(holders, modules), recorder() as records, planning(memoryless), own as (own_args, own_kwargs):
-        with dynamo_config.patch(automatic_dynamic_shapes=False):  # sizes of an earlier call are no matter of this one
-            result = _freshly_compiled(original, backend)(*own_args, **own_kwargs)
+    with lent(function, args, kwargs) as own, recorder() as records:
+        result = freshly_compiled(own.function, backend)(*own.args, **own.kwargs)
         directions = [record.direction for record in records]
         if directions.count("backward") < directions.count("forward"):
             run_backward(result)
@@ -54,7 +72,9 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return inner if callable(inner) else function
 
 
-def _freshly_compiled(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+def freshly_compiled(function: Callable[..., Any], backend: Callable[..., Any] | str) -> Callable[..., Any]:
+    """The function compiled as if for the first time."""
+
     def entry(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 

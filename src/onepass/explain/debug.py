@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,14 @@ from ..ir.options import Options
 from ..ir.record import CompileRecord
 
 _numbers = itertools.count()
+_log = logging.getLogger("onepass")
 _LONG_BUILD = 8  # kernels: fewer are built before anyone wonders
 
 
 def report_stage(options: Options, record: CompileRecord) -> None:
-    """Print and dump what the options ask for."""
+    """Print and dump what the options ask for, and tell torch's log (TORCH_LOGS="onepass", or "+onepass" for more)."""
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("%s", debug_text(record, 3 if _log.isEnabledFor(logging.DEBUG) else 1))
     if options.debug:
         print(debug_text(record, options.debug), file=sys.stderr)
     if options.dump:

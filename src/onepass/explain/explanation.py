@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
-from .html import render_html
-from .text import render_text, total
+from .advice import advise
+from .html import in_notebook, render_html
+from .text import advice_text, render_text, total
+from .width import fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ class Explanation:
         """Bytes kept from forward for backward, beyond the inputs."""
         return total(self.graphs, "saved_bytes")
 
+    @property
+    def advice(self) -> list[str]:
+        """What limits this program and what to do, as far as its records say; empty where nothing is to be said."""
+        return advise(self.graphs)
+
     def to_dict(self) -> dict[str, Any]:
         """Totals and every record, as JSON types."""
         totals = ("bytes_moved", "bytes_unfused", "bytes_minimum", "saved_bytes")
@@ -64,6 +71,7 @@ class Explanation:
             **{name: total(self.graphs, name) for name in totals},
             "kernels": len(self.kernels),
             "externs": len(self.externs),
+            "advice": self.advice,
             "graphs": [graph.to_json() for graph in self.graphs],
         }
 
@@ -73,7 +81,10 @@ class Explanation:
 
     def to_html(self) -> str:
         """One self-contained page."""
-        return render_html(self.graphs)
+        return render_html(self.graphs, self.advice)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_html())
 
     def __str__(self) -> str:
-        return render_text(self.graphs)
+        return fitted(render_text(self.graphs) + advice_text(self.advice))

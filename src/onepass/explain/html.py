@@ -1,79 +1,118 @@
-"""The explanation as one HTML page: no scripts, nothing fetched, every name escaped.
+"""A report as one HTML page: no scripts, nothing fetched, every name escaped.
 
-The picture shows kernels as boxes in launch order and bytes as bars; sources fold out.
+Bytes as a waterfall, steps as bars that can be sorted, kernels under the chip's limits; equal kernels once; sources
+fold out. With a profile, steps and the roofline are of measured times.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
 from ..ir.record import CompileRecord, KernelRecord
+from ..ir.target import Target, targets
 from . import text as report
+from .html_pictures import Bar, Point, bars, roofline, waterfall
+from .measured import Limits, Measured
+from .profile_text import HEAD, OPERATION_HEAD, Row, between_text, call_line, grouped, operation_cells, row_cells
 
 _PAGE = Path(__file__).with_name("page.html")
-_WIDTH, _BAR, _LABEL, _ROW = 860, 520, 210, 30  # of the pictures, in SVG units
-_STEPS_DRAWN = 60  # a picture of thousands of boxes helps nobody; the list below it has them all
-_TOTALS = {"moved": "bytes_moved", "unfused": "bytes_unfused", "minimum": "bytes_minimum"}
-_Row = tuple[str, str, dict[str, int]]  # a label, the kind of its box if it has one, bytes by the kind of their bar
+LONGEST_TEXT, MOST_DECISIONS, MOST_LINES = 60_000, 200, 3  # characters of a listing; decisions; lines of an operation
+_HEADING = re.compile(r"(^(//|#(?!include)).*\n)+")  # the comment on top of a source: names and lines
 
 
-def render_html(graphs: Sequence[CompileRecord]) -> str:
+def render_html(graphs: Sequence[CompileRecord], advice: Sequence[str] = (), profile: Measured | None = None) -> str:
     """The whole page."""
-    parts = [*_summary(graphs)]
+    parts = [*_summary(graphs, advice)]
+    if profile is not None:
+        parts += _measured(profile)
+    sources: dict[str, str] = {}  # what was shown, and of which kernel
     for number, graph in enumerate(graphs, 1):
-        parts.extend(_graph(graph, number))
+        parts.extend(_graph(graph, number, sources))
     if not graphs:
         parts.append("<p>Nothing was compiled: no tensor operation was captured.</p>")
     return Template(_PAGE.read_text("utf-8")).substitute(body="\n".join(parts))
 
 
-def _summary(graphs: Sequence[CompileRecord]) -> Iterator[str]:
+def in_notebook(page: str) -> str:
+    """The page in a frame, whose styles stay inside."""
+    style = "width:100%;height:640px;border:1px solid #8884;border-radius:6px"
+    return f'<iframe srcdoc="{escape(page)}" sandbox style="{style}"></iframe>'
+
+
+def _summary(graphs: Sequence[CompileRecord], advice: Sequence[str]) -> Iterator[str]:
     yield f"<p class=lead>{report.counts_text(graphs)}</p>"
-    rows: list[_Row] = [(kind, "", {kind: report.total(graphs, field)}) for kind, field in _TOTALS.items()]
-    if saved := report.total(graphs, "saved_bytes"):
-        rows.append(("saved for backward", "", {"saved": saved}))
-    yield _chart(rows, "bytes moved, unfused and minimum")
+    if advice:
+        yield "<ul class=advice>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in advice) + "</ul>"
+    yield waterfall(graphs)
     if moved := report.total(graphs, "bytes_moved"):
         fewer = report.ratio_text(report.total(graphs, "bytes_unfused"), moved)
         yield f"<p>Without fusion {fewer} the bytes would cross memory.</p>"
 
 
-def _chart(rows: Sequence[_Row], title: str) -> str:
-    """Rows of a label, in a box or not, and bars end to end with their bytes."""
-    largest = max((sum(bars.values()) for _, _, bars in rows), default=0) or 1
-    shapes: list[str] = []
-    for position, (label, box, bars) in enumerate(rows):
-        y, x = position * _ROW, float(_LABEL)
-        text = label if len(label) <= 26 else label[:25] + "…"
-        if box:
-            shapes.append(f'<rect class="box {box}" x="1" y="{y + 1}" width="{_LABEL - 20}" height="26" rx="4"/>')
-        shapes.append(f'<text x="10" y="{y + 18}">{escape(text)}<title>{escape(label)}</title></text>')
-        for kind, count in bars.items():
-            width = _BAR * count / largest
-            shapes.append(f'<rect class="{kind}" x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="18"/>')
-            x += width
-        shapes.append(f'<text x="{x + 8:.1f}" y="{y + 18}">{report.byte_text(sum(bars.values()))}</text>')
-    head = f'<svg viewBox="0 0 {_WIDTH} {len(rows) * _ROW + 2}" role="img" aria-label="{escape(title)}">'
-    return head + "".join(shapes) + "</svg>"
+# --- measured ---
 
 
-def _graph(graph: CompileRecord, number: int) -> Iterator[str]:
+def _measured(profile: Measured) -> Iterator[str]:
+    yield f"<section><h2>Where the time goes</h2><p>{escape(profile.device)}, {profile.rounds} rounds in turns</p>"
+    calls = [c for c in profile.calls if not c.problem]
+    yield bars([Bar(c.name, {"moved": c.time_us}, report.time_text(c.time_us)) for c in calls], "whole calls")
+    failed = [call_line(c, profile.call) for c in profile.calls if c.problem]
+    yield "".join(f"<p class=problem>{escape(line)}</p>" for line in failed)
+    rows = grouped(profile)
+    steps = [_step_bar(row, profile.limits) for row in rows]
+    yield bars(steps, "steps and their times", "steps")
+    yield f"<p>Steps together {report.time_text(profile.steps_us)}; {escape(between_text(profile))}.</p>"
+    yield f"<details><summary>Table</summary>{_table((*HEAD, 'lines'), _step_rows(rows, profile.limits))}</details>"
+    if parts := [(r.step.name, *operation_cells(p)) for r in rows for p in r.step.parts]:
+        yield "<h3>Operations inside kernels</h3>" + _table(("kernel", *OPERATION_HEAD), parts)
+    points = [
+        Point(r.step.name, r.step.kind, r.step.flops / r.step.bytes_moved, _rate(r), r.share)
+        for r in rows
+        if r.step.bytes_moved and r.step.time_us
+    ]
+    yield roofline(points, profile.limits, "measured kernels under the machine's limits")
+    yield "</section>"
+
+
+def _step_rows(rows: Sequence[Row], limits: Limits) -> list[tuple[str, ...]]:
+    """The table of the text, with the first lines of each step."""
+    shown = [(row, [report.user_line(line) for line in row.step.lines[:MOST_LINES]]) for row in rows[:MOST_DECISIONS]]
+    return [(*row_cells(row, limits), "; ".join(lines)) for row, lines in shown]
+
+
+def _rate(row: Row) -> float:
+    return row.step.flops * row.step.runs / row.step.time_us
+
+
+def _step_bar(row: Row, limits: Limits) -> Bar:
+    *_, limit, label = row_cells(row, limits)
+    s = row.step
+    value = f"{report.time_text(s.time_us)}{f', {limit}' if limit else ''}"
+    orders = {"time": -s.time_us, "bytes": -s.bytes_moved * s.runs, "as they run": float(row.first)}
+    return Bar(label, {"read" if s.kind == "kernel" else "written": s.time_us}, value, s.kind, orders=orders)
+
+
+# --- one graph ---
+
+
+def _graph(graph: CompileRecord, number: int, sources: dict[str, str]) -> Iterator[str]:
     facts = f"target {escape(graph.target)}, cache {escape(graph.cache)}"
     if graph.sizes:
         facts += f"; any sizes, numbers are for {escape(report.sizes_text(graph.sizes))}"
     yield f"<section><h2>Graph {number}: {escape(graph.direction)}</h2><p>{facts}</p>"
     if graph.fallback:
         yield f"<p class=problem>Runs as eager: {escape(graph.fallback)}</p>"
-    yield _picture(graph)
-    for kernel in graph.kernels:
-        yield from _kernel(kernel)
+    groups = _equal(graph.kernels)
+    yield from _pictures(graph, groups, number)
+    for same in groups:
+        yield from _kernel(same, sources)
     if graph.externs:
         yield "<h3>Externs</h3>"
-        rows = [(e.op, report.byte_text(e.bytes_moved), e.why, e.line) for e in graph.externs]
-        yield _table(("operation", "bytes", "why", "line"), rows)
+        yield _table(("operation", "bytes", "why", "line"), _extern_rows(graph))
     if graph.saved:
         yield f"<h3>Kept for backward: {report.byte_text(graph.saved_bytes)}</h3>"
         kept = [(what, report.byte_text(count), why, line) for count, what, why, line in report.saved_rows(graph)]
@@ -83,39 +122,109 @@ def _graph(graph: CompileRecord, number: int) -> Iterator[str]:
     yield from _decisions(graph)
     for title, text in (("Program", graph.program), ("Plan", graph.plan)):
         if text:
-            yield f"<details><summary>{title}</summary><pre>{escape(text)}</pre></details>"
+            yield f"<details><summary>{title}</summary><pre>{escape(_shortened(text))}</pre></details>"
     if graph.stage_seconds:
         times = [(name, f"{seconds * 1e3:.1f} ms") for name, seconds in graph.stage_seconds.items()]
         yield "<details><summary>Time per stage</summary>" + _table(("stage", "time"), times) + "</details>"
     yield "</section>"
 
 
-def _picture(graph: CompileRecord) -> str:
-    """Each launch or call is a box holding its name; its bytes read and written are bars beside it."""
-    steps: list[_Row] = [
-        (f"{k.name} ({len(k.operations)} ops)", "kernel", {"read": k.bytes_read, "written": k.bytes_written})
-        for k in graph.kernels
-    ]
-    steps += [(e.op, "extern", {"read": e.bytes_moved}) for e in graph.externs]
-    if not steps:
-        return ""
-    more = f"<p>The first {_STEPS_DRAWN} of {len(steps)} are drawn.</p>" if len(steps) > _STEPS_DRAWN else ""
-    legend = "<p class=legend><span class=read></span>read <span class=written></span>written</p>"
-    return _chart(steps[:_STEPS_DRAWN], "kernels and their bytes") + legend + more
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}\n... (all of it: to_json())"
 
 
-def _kernel(kernel: KernelRecord) -> Iterator[str]:
-    yield f"<article><h3>{escape(kernel.name)}</h3>"
+def _equal(kernels: Sequence[KernelRecord]) -> list[list[KernelRecord]]:
+    """Kernels with the same code and numbers together, in the order of the first of them."""
+    found: dict[tuple[object, ...], list[KernelRecord]] = {}
+    for k in kernels:
+        operations = tuple(o.get("op", "") for o in k.operations)
+        key = (_body(k.source), k.schedule, k.bytes_read, k.bytes_written, operations, k.tuning)
+        found.setdefault(key, []).append(k)
+    return list(found.values())
+
+
+def _body(source: str) -> str:
+    """A source without the comment that names its operations."""
+    return _HEADING.sub("", source, count=1)
+
+
+def _extern_rows(graph: CompileRecord) -> list[tuple[str, ...]]:
+    """Equal calls as one row."""
+    counts: dict[tuple[str, str, str, str], int] = {}
+    for e in graph.externs:
+        row = e.op, report.byte_text(e.bytes_moved), e.why, report.user_line(e.line)
+        counts[row] = counts.get(row, 0) + 1
+    return [(f"{n} x {row[0]}" if n > 1 else row[0], *row[1:]) for row, n in counts.items()]
+
+
+def _label(same: Sequence[KernelRecord]) -> str:
+    number = f"{len(same)} x " if len(same) > 1 else ""
+    return f"{number}{same[0].name} ({len(same[0].operations)} ops)"
+
+
+def _pictures(graph: CompileRecord, groups: Sequence[list[KernelRecord]], number: int) -> Iterator[str]:
+    """Each launch or call as a bar of its bytes, and the kernels by predicted time under the chip's limits."""
+    steps: list[Bar] = []
+    for same in groups:
+        k, n = same[0], len(same)
+        moved = n * (k.bytes_read + k.bytes_written)
+        orders = {"as they run": float(len(steps)), "bytes": -moved, "predicted time": -n * k.predicted_us}
+        parts = {"read": n * k.bytes_read, "written": n * k.bytes_written}
+        steps.append(Bar(_label(same), parts, report.byte_text(moved), "kernel", orders=orders))
+    calls: dict[str, int] = {}
+    for e in graph.externs:
+        calls[e.op] = calls.get(e.op, 0) + e.bytes_moved
+    for op, count in calls.items():
+        orders = {"as they run": float(len(steps)), "bytes": -count, "predicted time": 0.0}
+        steps.append(Bar(op, {"read": count}, report.byte_text(count), "extern", orders=orders))
+    if steps:
+        yield bars(steps, "kernels and their bytes", f"graph{number}-")
+        yield "<p class=legend><span class=read></span>read <span class=written></span>written</p>"
+    if (target := targets().get(graph.target)) is not None:
+        yield roofline(_predicted(groups), _limits(target), "kernels by predicted time under the chip's limits")
+
+
+def _predicted(groups: Sequence[list[KernelRecord]]) -> Iterator[Point]:
+    whole = sum(k.predicted_us for same in groups for k in same) or 1.0
+    for same in groups:
+        k = same[0]
+        if (moved := k.bytes_read + k.bytes_written) and k.predicted_us:
+            share = len(same) * k.predicted_us / whole
+            yield Point(_label(same), "kernel", k.work / moved, k.work / k.predicted_us, share)
+
+
+def _limits(target: Target) -> Limits:
+    source = f"operations of lanes and bytes that {target.name} is planned with ({target.rates.source}); predicted"
+    return Limits(target.memory_bytes_per_us, target.operations_per_us, source)
+
+
+def _kernel(same: Sequence[KernelRecord], sources: dict[str, str]) -> Iterator[str]:
+    kernel = same[0]
+    yield f"<article><h3>{escape(kernel.name)}{f' x {len(same)}' if len(same) > 1 else ''}</h3>"
     yield f"<p>{report.kernel_facts(kernel)}<br><span class=schedule>{escape(kernel.schedule)}</span></p>"
+    if len(same) > 1:
+        yield f"<p class=schedule>equal: {escape(', '.join(k.name for k in same[1:]))}</p>"
+    if kernel.issue:
+        yield f"<p>Issue: {escape(report.issue_text(kernel))}</p>"
     if kernel.tuning:
         yield f"<p>Tuning: {escape(kernel.tuning)}</p>"
     if kernel.trials:
         yield "<ul>" + "".join(f"<li>{escape(report.trial_line(t))}</li>" for t in kernel.trials) + "</ul>"
-    rows = [(o.get("op", ""), o.get("node", ""), o.get("line", "")) for o in kernel.operations]
+    rows = [(o.get("op", ""), o.get("node", ""), _lines(same, k)) for k, o in enumerate(kernel.operations)]
     yield _table(("operation", "node", "line"), rows)
-    if kernel.source:
-        yield f"<details><summary>Source</summary><pre>{escape(kernel.source)}</pre></details>"
+    if body := _body(kernel.source):
+        if (other := sources.setdefault(body, kernel.name)) == kernel.name:
+            yield f"<details><summary>Source</summary><pre>{escape(kernel.source)}</pre></details>"
+        else:
+            yield f"<p class=schedule>source: as of {escape(other)}</p>"
     yield "</article>"
+
+
+def _lines(same: Sequence[KernelRecord], position: int) -> str:
+    """The lines of one operation of equal kernels."""
+    lines = dict.fromkeys(report.user_line(k.operations[position].get("line", "")) for k in same)
+    more = f" and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+    return "; ".join([*lines][:MOST_LINES]) + more
 
 
 def _decisions(graph: CompileRecord) -> Iterator[str]:
@@ -126,9 +235,11 @@ def _decisions(graph: CompileRecord) -> Iterator[str]:
     yield f"<h3>Fusions: {len(accepted)} made, {len(rejected)} rejected</h3>"
     for title, decisions in (("Rejected", rejected), ("Made", accepted)):
         if decisions:
-            items = "".join(f"<li>{escape(report.decision_line(d))}</li>" for d in decisions)
+            items = [f"<li>{escape(report.decision_line(d))}</li>" for d in decisions[:MOST_DECISIONS]]
+            if len(decisions) > MOST_DECISIONS:
+                items.append(f"<li>and {len(decisions) - MOST_DECISIONS} more (all of them: to_json())</li>")
             opened = " open" if title == "Rejected" else ""
-            yield f"<details{opened}><summary>{title}</summary><ul>{items}</ul></details>"
+            yield f"<details{opened}><summary>{title}</summary><ul>{''.join(items)}</ul></details>"
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -23,8 +23,10 @@ from ..ir.record import CompileRecord, ExternRecord, KernelRecord, OrderRecord
 from ..ir.source import KernelSource
 from ..ir.target import Target
 from ..planner.cost import predict_us
+from .library import library_work
 
 Scheduled = dict[Group, ScheduledGroup]
+_Numbers = tuple[int, int, float, float]  # bytes read and written, predicted time, operations
 
 
 def measure(
@@ -43,7 +45,7 @@ def measure(
     record.program, record.plan = repr(program), "\n".join(map(_step_text, plan.steps))
     symbols = [*(i for i in program.inputs if isinstance(i, Symbol)), *program.symbol_sources]
     record.sizes = {s.name: assumed_size(s) for s in symbols}
-    numbers: dict[Kernel, tuple[int, int, float]] = {}  # equal kernels have the same ones
+    numbers: dict[Kernel, tuple[int, int, float, float]] = {}  # equal kernels have the same ones
     for group, result in scheduled.items():
         for k in result.kernels:
             if (same := k.like or k) not in numbers:
@@ -55,7 +57,7 @@ def measure(
             parts = [own[n] for own in together.get(group, [result.kernels]) if len(own) > n]
             found = _sum([numbers[p.like or p] for p in parts], parts, target)
             record.kernels.append(_kernel_record(k, parts, found, sources[k]))
-    record.externs = [_extern_record(step) for step in plan.steps if isinstance(step, Extern)]
+    record.externs = [_extern_record(step, target) for step in plan.steps if isinstance(step, Extern)]
     record.decisions, record.orders = list(plan.decisions), list(_orders(program))
     in_externs = sum(e.bytes_moved for e in record.externs)
     copied = sum(2 * storage_bytes(target_) for target_, _ in plan.copies)
@@ -78,18 +80,17 @@ def _orders(program: Program) -> Iterator[OrderRecord]:
     yield from (OrderRecord("kept", KEEP, origin.node, origin.line) for origin in program.kept.values())
 
 
-def _sum(each: list[tuple[int, int, float]], kernels: list[Kernel], target: Target) -> tuple[int, int, float]:
+def _sum(each: list[_Numbers], kernels: list[Kernel], target: Target) -> _Numbers:
     """The numbers of a launch from those of its parts."""
     if len(each) == 1:
         return each[0]
-    read, written, alone_us = (sum(n) for n in zip(*each, strict=True))
+    read, written, alone_us, work = (sum(n) for n in zip(*each, strict=True))
     saved_us = (len(each) - 1) * target.launch_us
-    return int(read), int(written), price_together(kernels, target).total_us if target.warp else alone_us - saved_us
+    together_us = price_together(kernels, target).total_us if target.warp else alone_us - saved_us
+    return int(read), int(written), together_us, work
 
 
-def _kernel_record(
-    kernel: Kernel, parts: Sequence[Kernel], numbers: tuple[int, int, float], source: KernelSource
-) -> KernelRecord:
+def _kernel_record(kernel: Kernel, parts: Sequence[Kernel], numbers: _Numbers, source: KernelSource) -> KernelRecord:
     """Of parts that do the same the first one's operations are named."""
     alike: dict[tuple[tuple[str, str], ...], list[Kernel]] = {}
     for part in parts:
@@ -98,24 +99,20 @@ def _kernel_record(
     for same in alike.values():
         several = {"parts": str(len(same))} if len(same) > 1 else {}
         operations += [{"node": o.node, "op": o.op, "line": o.line} | several for o in same[0].origins]
-    read, written, predicted_us = numbers
-    return KernelRecord(kernel.name, operations, read, written, str(kernel.schedule), source.text, predicted_us)
+    read, written, predicted_us, work = numbers
+    return KernelRecord(
+        kernel.name, operations, read, written, str(kernel.schedule), source.text, predicted_us, work=work
+    )
 
 
-def _numbers(group: Group, kernel: Kernel, result: ScheduledGroup, target: Target) -> tuple[int, int, float]:
-    """Bytes read and written, and the predicted time."""
+def _numbers(group: Group, kernel: Kernel, result: ScheduledGroup, target: Target) -> _Numbers:
+    """Bytes read and written, the predicted time, and operations: the first kernel of a group does its work."""
     alone = len(result.kernels) == 1
     read = bytes_read([s.value for s in group.stores]) if alone else sum(map(storage_bytes, kernel.reads))
     written = sum(map(storage_bytes, kernel.writes))
-    return read, written, _predicted(group, kernel, result, read + written, target)
-
-
-def _predicted(group: Group, kernel: Kernel, result: ScheduledGroup, moved: int, target: Target) -> float:
-    """The price of a kernel on a GPU; on a CPU the first kernel of a group does its work, the others finish it."""
-    if target.warp:
-        return price(kernel, target).total_us
     work = operation_cost(opened(unify(list(group.stores), group.products))) if kernel is result.kernels[0] else 0.0
-    return predict_us(moved, work, 1, target)
+    predicted = price(kernel, target).total_us if target.warp else predict_us(read + written, work, 1, target)
+    return read, written, predicted, work
 
 
 def bytes_read(values: list[Expr]) -> int:
@@ -123,14 +120,15 @@ def bytes_read(values: list[Expr]) -> int:
     return sum(map(loads_bytes, loads_of(values).values()))
 
 
-def _extern_record(step: Extern) -> ExternRecord:
+def _extern_record(step: Extern, target: Target) -> ExternRecord:
     used = {*buffers_in((step.args, step.kwargs))}
     if step.overwrites is not None:  # what is written of it is one of the others, read
         used -= {step.args[0].buffer}
         moved = 2 * sum(storage_bytes(b) for b in used)
     else:
         moved = sum(storage_bytes(b) for b in used | ({step.result} if isinstance(step.result, Buffer) else set()))
-    return ExternRecord(step.origin.node, step.origin.op, step.why, step.origin.line, moved)
+    flops, predicted_us = library_work(step, moved, target)
+    return ExternRecord(step.origin.node, step.origin.op, step.why, step.origin.line, moved, flops, predicted_us)
 
 
 def _minimum(program: Program, updates: list[Update]) -> int:

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from ..ir.rates import UNMEASURED
+from ..ir.rates import CPU, UNMEASURED
 from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord, SavedRecord, TrialRecord
 from ..ir.target import targets
 
 SAVED_SHOWN = 8  # of what is kept for backward, the largest
 REJECTED_SHOWN = 12  # the rest is in the JSON; the largest missed savings come first
+SMALLEST_PART = 0.02  # of the cycles of a kernel that is named
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -23,6 +24,11 @@ def render_text(graphs: Sequence[CompileRecord]) -> str:
     for number, graph in enumerate(graphs, 1):
         lines += ["", *_graph(graph, number, len(graphs))]
     return "\n".join(lines)
+
+
+def advice_text(advice: Sequence[str]) -> str:
+    """The last lines of a report; empty where there is no advice."""
+    return "\nadvice:" + "".join(f"\n  {sentence}" for sentence in advice) if advice else ""
 
 
 def byte_text(count: int) -> str:
@@ -64,20 +70,20 @@ def ratio_text(part: int, whole: int) -> str:
 
 def sizes_text(sizes: dict[str, int]) -> str:
     """What was assumed of sizes known at run time: "s0 = 64, s1 = 10"."""
-    return ", ".join(f"{_one_line(name)} = {size}" for name, size in sizes.items())
+    return ", ".join(f"{one_line(name)} = {size}" for name, size in sizes.items())
 
 
 def short_operation(name: str) -> str:
     """An operation as people call it: "aten.add.Tensor" -> "add"; other namespaces are kept."""
     parts = name.split(".")
     if len(parts) == 3:
-        return _one_line(parts[1] if parts[0] in ("aten", "prims") else ".".join(parts[:2]))
-    return _one_line(name)
+        return one_line(parts[1] if parts[0] in ("aten", "prims") else ".".join(parts[:2]))
+    return one_line(name)
 
 
 def user_line(line: str) -> str:
     """A line of the user's, its path relative to the current folder where it is inside."""
-    return _one_line(line.removeprefix(os.getcwd() + os.sep))
+    return one_line(line.removeprefix(os.getcwd() + os.sep))
 
 
 def rejected_by_size(decisions: Iterable[Decision]) -> list[Decision]:
@@ -91,21 +97,28 @@ def decision_line(decision: Decision) -> str:
     numbers = [f"{decision.saved_us:+.3g} us"] if decision.saved_us else []
     numbers += [byte_text(decision.bytes_saved)] if decision.bytes_saved else []
     shown = f" [{', '.join(numbers)}]" if numbers else ""
-    return _one_line(f"{decision.producer} -> {decision.consumer} ({decision.kind}): {decision.reason}{shown}")
+    return one_line(f"{decision.producer} -> {decision.consumer} ({decision.kind}): {decision.reason}{shown}")
 
 
 def trial_line(trial: TrialRecord) -> str:
     """One schedule that was timed: what differs from the rules' own, and what came of it."""
     if trial.problem:
-        return _one_line(f"{trial.change}: {trial.problem}")
+        return one_line(f"{trial.change}: {trial.problem}")
     spilled = f", {trial.spilled_bytes} bytes spilled" if trial.spilled_bytes else ""
-    return _one_line(f"{trial.change}: {time_text(trial.time_us)}{spilled}{', chosen' if trial.chosen else ''}")
+    return one_line(f"{trial.change}: {time_text(trial.time_us)}{spilled}{', chosen' if trial.chosen else ''}")
 
 
 def kernel_facts(kernel: KernelRecord) -> str:
     """The bytes and the predicted time of a kernel."""
     read, written = byte_text(kernel.bytes_read), byte_text(kernel.bytes_written)
     return f"reads {read}, writes {written}, predicted {time_text(kernel.predicted_us)}"
+
+
+def issue_text(kernel: KernelRecord) -> str:
+    """Which part of the machine code's cycles is whose; empty where nobody counted."""
+    shown = [f"{one_line(name)} {100 * part:.0f} %" for name, part in kernel.issue.items() if part >= SMALLEST_PART]
+    rest = sum(part for part in kernel.issue.values() if part < SMALLEST_PART)
+    return ", ".join([*shown, *([f"others {100 * rest:.0f} %"] if rest >= SMALLEST_PART else [])])
 
 
 def _totals(graphs: Sequence[CompileRecord]) -> Iterator[str]:
@@ -126,9 +139,9 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     direction = f"{graph.direction}, {counted(graph.repeats, 'time')}" if graph.direction == "rows" else graph.direction
     yield f"graph {number} of {total}: {direction}, target {graph.target}, cache {graph.cache}{compiled}"
     if graph.fallback:
-        yield f"  runs as eager: {_one_line(graph.fallback)}"
+        yield f"  runs as eager: {one_line(graph.fallback)}"
     known = targets().get(graph.target)
-    if known is not None and known.warp and known.rates is UNMEASURED:
+    if known is not None and known.rates in (UNMEASURED, CPU) and graph.kernels:
         yield f"  predicted times: {known.rates.source}"
     if graph.sizes:
         yield f"  any sizes; numbers are for {sizes_text(graph.sizes)}"
@@ -160,12 +173,12 @@ def _saved(graph: CompileRecord) -> Iterator[str]:
         yield f"  kept for backward: {counted(len(graph.saved), 'tensor')}, {byte_text(graph.saved_bytes)}"
     rows = saved_rows(graph)
     for count, what, why, line in rows[:SAVED_SHOWN]:
-        yield _one_line(f"    {byte_text(count)} {what}{f': {why}' if why else ''}{f'  {line}' if line else ''}")
+        yield one_line(f"    {byte_text(count)} {what}{f': {why}' if why else ''}{f'  {line}' if line else ''}")
     if len(rows) > SAVED_SHOWN:
         yield f"    and {len(rows) - SAVED_SHOWN} smaller ones (all of them: to_json())"
     for decision in graph.decisions:
         if decision.accepted and decision.kind in ("memory", "row loop", "asked"):
-            yield _one_line(f"  {decision.kind}: {decision.reason}")
+            yield one_line(f"  {decision.kind}: {decision.reason}")
 
 
 def asked_rows(graph: CompileRecord) -> list[tuple[str, str, str]]:
@@ -175,19 +188,21 @@ def asked_rows(graph: CompileRecord) -> list[tuple[str, str, str]]:
 
 def _orders(graph: CompileRecord) -> Iterator[str]:
     for what, by, line in asked_rows(graph):
-        yield _one_line(f"  {what}: {by}{f', {line}' if line else ''}")
+        yield one_line(f"  {what}: {by}{f', {line}' if line else ''}")
 
 
 def _kernel(kernel: KernelRecord) -> Iterator[str]:
-    yield f"  kernel {_one_line(kernel.name)}: {kernel_facts(kernel)}"
+    yield f"  kernel {one_line(kernel.name)}: {kernel_facts(kernel)}"
     if kernel.schedule:
-        yield f"    schedule  {_one_line(kernel.schedule)}"
+        yield f"    schedule  {one_line(kernel.schedule)}"
     if kernel.registers:
         shared = f", {byte_text(kernel.shared_bytes)} of shared memory" if kernel.shared_bytes else ""
         spilled = f", {kernel.spilled_bytes} bytes spilled" if kernel.spilled_bytes else ", nothing spilled"
         yield f"    resources {kernel.registers} registers{spilled}{shared}"
+    if kernel.issue:
+        yield f"    issue     {issue_text(kernel)}"
     if kernel.tuning:
-        yield f"    tuning    {_one_line(kernel.tuning)}"
+        yield f"    tuning    {one_line(kernel.tuning)}"
         yield from (f"      {trial_line(t)}" for t in kernel.trials[1:])  # the first is in the line above
     for count, part in groupby(kernel.operations, lambda o: o.get("parts", "")):
         if count:
@@ -205,7 +220,7 @@ def _by_line(operations: list[dict[str, str]]) -> list[tuple[str, str]]:
 
 
 def _extern(extern: ExternRecord) -> Iterator[str]:
-    moved, why = byte_text(extern.bytes_moved), _one_line(extern.why)
+    moved, why = byte_text(extern.bytes_moved), one_line(extern.why)
     yield f"  extern {short_operation(extern.op)}: moves {moved}; {why}"
     if extern.line:
         yield f"    {user_line(extern.line)}"
@@ -222,6 +237,7 @@ def _rejected(graph: CompileRecord) -> Iterator[str]:
         yield f"    and {len(rejected) - REJECTED_SHOWN} smaller ones (all of them: to_json())"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Text of the user's without what would break a line."""
     # Names come from the user's program; a newline in one must not break the report's lines.
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

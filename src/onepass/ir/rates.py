@@ -62,3 +62,4 @@ class Rates:
 # On half of 1,189 kernels, 85 products and 24 calls of attention, bfloat16; see docs/decisions/0011.
 H200 = Rates("one H200, 2026-11-18")
 UNMEASURED = Rates("data sheet, unmeasured; as an H200 otherwise")
+CPU = Rates("rates assumed of any CPU, not measured on this one")

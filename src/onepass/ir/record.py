@@ -52,6 +52,8 @@ class KernelRecord:
     threads: int = 0  # of one program; 0 where nobody said
     tuning: str = ""  # what measuring led to, or why nothing was measured; empty where nobody asked
     trials: list[TrialRecord] = field(default_factory=list)  # of a split's first kernel: both kernels together
+    work: float = 0.0  # operations of lanes; a dear one counts as several
+    issue: dict[str, float] = field(default_factory=dict)  # parts of the machine code's cycles, where somebody asked
 
     @property
     def group(self) -> str:
@@ -74,6 +76,8 @@ class ExternRecord:
     why: str
     line: str
     bytes_moved: int
+    flops: int = 0  # of products and convolutions; 0 where nobody counts them
+    predicted_us: float = 0.0  # 0 where there is no prediction
 
 
 @dataclass(slots=True)
@@ -96,6 +100,20 @@ class OrderRecord:
     by: str
     node: str
     line: str
+
+
+@dataclass(slots=True)
+class GraphFacts:
+    """What is known of a graph before it is compiled. `broken`: why it ends before the function does, and `broken_at`.
+
+    `widened_at`: the line where float64 enters a program of narrower floats, and how many operations compute in it.
+    """
+
+    broken: str = ""
+    broken_at: str = ""
+    widened_at: str = ""
+    widened_operations: int = 0
+    result_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -123,6 +141,7 @@ class CompileRecord:
     fallback: str = ""  # why the whole graph runs as eager, if it does
     key: str = ""
     repeats: int = 1
+    facts: GraphFacts = field(default_factory=GraphFacts)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -133,7 +152,8 @@ class CompileRecord:
         externs, decisions = [ExternRecord(**e) for e in data["externs"]], [Decision(**d) for d in data["decisions"]]
         saved = [SavedRecord(**s) for s in data.get("saved", ())]
         orders = [OrderRecord(**o) for o in data.get("orders", ())]
-        parts = {"kernels": kernels, "externs": externs, "decisions": decisions, "saved": saved, "orders": orders}
+        parts: dict[str, Any] = {"kernels": kernels, "externs": externs, "decisions": decisions, "saved": saved}
+        parts |= {"orders": orders, "facts": GraphFacts(**data.get("facts", {}))}
         return CompileRecord(**(data | parts))
 
 

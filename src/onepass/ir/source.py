@@ -182,6 +182,7 @@ class Free:
 
 
 Instruction: TypeAlias = Bind | Check | WriteBack | Allocate | Launch | Call | Copy | Free
+STEPS = (Launch, Call, Copy)  # the instructions that take time
 
 
 @dataclass(frozen=True, slots=True)

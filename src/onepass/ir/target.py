@@ -14,7 +14,7 @@ import torch
 
 from ..errors import UnknownTarget
 from .dtypes import DType
-from .rates import H200, UNMEASURED, Rates
+from .rates import CPU, H200, UNMEASURED, Rates
 
 PROCESSOR_PROGRAMS, PROCESSOR_THREADS = 32, 2048  # that a processor of any GPU of the table holds at once
 
@@ -86,6 +86,7 @@ def _cpu() -> Target:
         memory_bytes_per_us=8_000.0 * min(processors, 8), cache_bytes_per_us=40_000.0 * processors,
         operations_per_us=12_000.0 * processors, vector_bytes=64, cache_bytes=512 * 1024,
         streamed_bytes=16 << 20, wide_statistics=True, wide_products=_has_wide_products(),
+        rates=CPU,
     )  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 Takes a `HostProgram` and its loaded kernels, writes the function's text (`.source`, for people too) and
 compiles it once; per call nothing is interpreted. While a profiler runs, a second text does the same with
-the graph and each kernel as a range. Only names and size expressions of the known form are
-written into the text, so a damaged program cannot run code. The calling convention is AOTAutograd's
-boxed one: `call(args)` takes a list and empties it, so that inputs can be freed at their last use.
+the graph and each kernel as a range; while a `Clock` observes, a third one times each step. Only names and
+size expressions of the known form are written into the text, so a damaged program cannot run code. The
+calling convention is AOTAutograd's boxed one: `call(args)` takes a list and empties it, so that inputs can
+be freed at their last use.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.profiler import record_function
 from ..ir import source as ir
 from ..ir.callables import resolve_callable
 from ..ir.host_json import MalformedProgram
+from .clock import Clock
 from .kernels import LoadedKernel
 from .layout import settle, settle_result, word_of
 from .tables import DeviceTables
@@ -47,12 +50,35 @@ class Executable:
         self.host, self._kernels = host, kernels
         writer.namespace |= {"is_profiling": is_profiling, "profiled": self._profiled}
         self.source = writer.source()
+        self._namespace = writer.namespace
         self.call = writer.compiled(self.source)
         self.call._boxed_call = True  # type: ignore[attr-defined]
         self._with_ranges: Callable[[list[Any]], Any] | None = None
+        self._with_clock: Callable[[list[Any]], Any] | None = None
+
+    def observe(self, clock: Clock | None) -> None:
+        """Every step of later calls is timed by the clock; None: no longer."""
+        self._with_clock = None
+        if clock is not None:
+            writer = _Writer(self.host, self._kernels, True, clock)
+            self._with_clock = writer.compiled(writer.source())
+        self._namespace["is_profiling"] = is_profiling if clock is None else lambda: True
+
+    def step_name(self, step: int) -> str:
+        """What profilers call a step: the entry of a kernel, the operator of a call."""
+        match self.host.instructions[step]:
+            case ir.Launch(kernel=number):
+                return self._kernels[number].entry or self._kernels[number].name
+            case ir.Call(target=str() as target):
+                return "::".join(target.split(".")[:2]) if target.count(".") > 1 else target
+            case ir.Copy():
+                return "aten::copy_"
+        return "call"
 
     def _profiled(self, args: list[Any]) -> Any:
         """The same while a profiler runs."""
+        if self._with_clock is not None:
+            return self._with_clock(args)
         if self._with_ranges is None:
             writer = _Writer(self.host, self._kernels, ranges=True)
             self._with_ranges = writer.compiled(writer.source())
@@ -66,8 +92,10 @@ class Executable:
 class _Writer:
     """Text and the objects it refers to."""
 
-    def __init__(self, host: ir.HostProgram, kernels: Sequence[LoadedKernel], ranges: bool = False) -> None:
-        self._host, self._kernels, self._ranges = host, kernels, ranges
+    def __init__(
+        self, host: ir.HostProgram, kernels: Sequence[LoadedKernel], ranges: bool = False, clock: Clock | None = None
+    ) -> None:
+        self._host, self._kernels, self._ranges, self._clock = host, kernels, ranges, clock
         launches = [i for i in host.instructions if isinstance(i, ir.Launch)]
         self._on_cpu = any(not i.programs for i in launches)
         self._devices = list(dict.fromkeys(i.device for i in launches if i.programs))
@@ -83,6 +111,8 @@ class _Writer:
             "settle": settle, "settle_result": settle_result, "thread_count": thread_count, "word_of": word_of,
             "record_function": record_function,
         }  # fmt: skip
+        if clock is not None:
+            self.namespace |= {"now": clock.now, "stepped": partial(clock.stepped, id(host))}
 
     def source(self) -> str:
         """The whole function. On a GPU it runs with that device current, whatever the caller's is."""
@@ -99,11 +129,19 @@ class _Writer:
             self._line("threads = thread_count()")
         for device in self._devices:
             self._line(f"{self._stream(device)} = current_stream({torch.device(device).index or 0})")
-        for instruction in self._host.instructions:
-            getattr(self, f"visit_{type(instruction).__name__}")(instruction)
+        for number, instruction in enumerate(self._host.instructions):
+            self._instruction(number, instruction)
         outputs = "".join(f"{self._tree(o)}, " for o in self._host.outputs)
         self._line(f"return ({outputs.rstrip()})")
         return "def call(args):\n" + "".join(self._lines)
+
+    def _instruction(self, number: int, instruction: ir.Instruction) -> None:
+        timed = self._clock is not None and isinstance(instruction, ir.STEPS)
+        if timed:
+            self._line("started = now()")
+        getattr(self, f"visit_{type(instruction).__name__}")(instruction)
+        if timed:
+            self._line(f"stepped({number}, started)")
 
     def compiled(self, source: str) -> Callable[[list[Any]], Any]:
         exec(compile(source, "<onepass host program>", "exec"), self.namespace)

@@ -82,14 +82,18 @@ class DeviceStopwatch:
         self.chip = chip
 
     def time(self, trial: Trial, kernels: Sequence[LoadedKernel], worst_us: float = math.inf) -> Timing:
-        host = HostProgram(tuple(a.name for a in trial.stand_ins), trial.launches, ())
-        run = Run(host, kernels, trial.stand_ins)
+        run = Run(as_program(trial), kernels, trial.stand_ins)
         race = _raced([run], torch.device(trial.launches[0].device), 0, worst_us)
         return Timing(race.times_us[0] if race.times_us else 0.0, race.problem)
 
     def race(self, runs: Sequence[Run], bytes_beside: int) -> Race:
         device = next(torch.device(a.device) for a in _named(runs).values() if a.device != "cpu")
         return _raced(runs, device, bytes_beside)
+
+
+def as_program(trial: Trial) -> HostProgram:
+    """A trial's launches as a host program of their own, which takes the tensors that stand in."""
+    return HostProgram(tuple(a.name for a in trial.stand_ins), trial.launches, ())
 
 
 def _raced(runs: Sequence[Run], device: torch.device, bytes_beside: int, worst_us: float = math.inf) -> Race:
