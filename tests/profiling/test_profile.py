@@ -24,7 +24,7 @@ from onepass.explain.profile_text import SHOWN, grouped, render_profile
 from onepass.ir.record import CompileRecord, ExternRecord
 from onepass.ir.source import Call, HostProgram, Live, Ref
 from onepass.profiling.run import observed, steps_of
-from onepass.runtime.clock import Clock
+from onepass.runtime.clock import Clock, Span
 from onepass.runtime.executable import Executable
 
 SLEEP = 0.02
@@ -193,6 +193,18 @@ def test_equal_steps_are_one_row_and_the_largest_come_first() -> None:
     assert narrow[4].split() == ["share", "time", "of", "limit", "step"] and len(narrow[6]) <= 64
     many = _measured([StepTime(0, "forward", f"k{n}", f"e{n}", "kernel", 1.0) for n in range(SHOWN + 7)])
     assert "and 7 smaller steps: 7 us" in render_profile(many)
+
+
+def test_a_step_that_the_host_was_late_for_has_no_time() -> None:
+    host = HostProgram(("a0",), (Call("x0", "aten.relu.default", (Ref("a0"),), {}),), (Ref("x0"),))
+    executable = Executable(host, [])
+    record = CompileRecord(externs=[ExternRecord("relu", "aten.relu.default", "", "", 8)])
+    compiled = [Compiled(executable.call, record, executable=executable)]
+    spans = [Span(id(host), 0, 0.0, time_us, counts) for time_us, counts in ((5.0, True), (900.0, False), (7.0, True))]
+    (step,), _ = steps_of([record], compiled, [[s] for s in spans])
+    assert step.time_us == 6.0
+    (late,), _ = steps_of([record], compiled, [spans[1:2]])
+    assert late.time_us == 0.0 and "unmeasured" in render_profile(_measured([late]))
 
 
 def test_what_dynamo_gives_up_on_has_no_steps() -> None:
