@@ -90,7 +90,7 @@ def test_the_step_that_takes_the_time_is_the_one_that_is_named() -> None:
     profile = profiled(lambda x: slow(x * 2 + 1).exp(), torch.randn(8, 8))
     first = grouped(profile)[0]
     assert first.step.name == "onepass_tests.slow.default" and first.step.time_us >= 1e6 * SLEEP
-    assert first.share > 0.8 and profile.call.time_us >= 1e6 * SLEEP
+    assert first.share > 0.5 and profile.call.time_us >= 1e6 * SLEEP
     assert "onepass_tests.slow" in str(profile).splitlines()[6]
 
 
