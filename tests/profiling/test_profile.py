@@ -19,11 +19,12 @@ import onepass
 from onepass.cli import main
 from onepass.compilation import Compiled
 from onepass.errors import UnusableProgram
+from onepass.explain.capture import Lent
 from onepass.explain.measured import CallTime, Limits, Measured, OperationTime, StepTime
 from onepass.explain.profile_text import SHOWN, grouped, render_profile
 from onepass.ir.record import CompileRecord, ExternRecord
-from onepass.ir.source import Call, HostProgram, Live, Ref
-from onepass.profiling.run import observed, steps_of
+from onepass.ir.source import Call, HostProgram, Launch, Live, Ref
+from onepass.profiling.run import device_of, observed, steps_of
 from onepass.runtime.clock import Clock, Span
 from onepass.runtime.executable import Executable
 
@@ -205,6 +206,16 @@ def test_a_step_that_the_host_was_late_for_has_no_time() -> None:
     assert step.time_us == 6.0
     (late,), _ = steps_of([record], compiled, [spans[1:2]])
     assert late.time_us == 0.0 and "unmeasured" in render_profile(_measured([late]))
+
+
+def test_a_program_is_where_its_kernels_are() -> None:
+    own = Lent(torch.sin, (torch.randn(2),), {}, False)
+    assert device_of(own, []) == torch.device("cpu")
+    launch = Launch(0, (), (), "1", "cuda:1")
+    executable = Executable(HostProgram((), (), ()), [])
+    executable.host = HostProgram((), (launch,), ())
+    compiled = Compiled(executable.call, CompileRecord(), executable=executable)
+    assert device_of(own, [compiled]) == torch.device("cuda:1")  # an optimiser's step takes no arguments
 
 
 def test_what_dynamo_gives_up_on_has_no_steps() -> None:
