@@ -229,6 +229,13 @@ def test_the_roofline_has_every_kernel_below_the_roof() -> None:
     assert "<circle" not in Explanation([_record(kernels=[_kernel()])]).to_html()  # nothing is known of its work
 
 
+def test_the_roof_is_that_of_matrix_units_where_a_kernel_needs_them() -> None:
+    lanes, units = (replace(_kernel(), work=work, predicted_us=100.0) for work in (1e6, 1e10))
+    for kernel, what in ((lanes, "operations of lanes"), (units, "operations of matrix units")):
+        page = Explanation([_record(kernels=[kernel], target="sm_90")]).to_html()
+        assert f"bytes and {what} that sm_90 is planned with" in page
+
+
 def test_a_notebook_shows_the_page_in_a_frame() -> None:
     shown = Explanation([_record()])._repr_html_()
     page = _parse(shown)

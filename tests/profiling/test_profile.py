@@ -19,12 +19,13 @@ import onepass
 from onepass.cli import main
 from onepass.compilation import Compiled
 from onepass.errors import UnusableProgram
+from onepass.explain.capture import Lent
 from onepass.explain.measured import CallTime, Limits, Measured, OperationTime, StepTime
 from onepass.explain.profile_text import SHOWN, grouped, render_profile
 from onepass.ir.record import CompileRecord, ExternRecord
-from onepass.ir.source import Call, HostProgram, Live, Ref
-from onepass.profiling.run import observed, steps_of
-from onepass.runtime.clock import Clock
+from onepass.ir.source import Call, HostProgram, Launch, Live, Ref
+from onepass.profiling.run import device_of, observed, steps_of
+from onepass.runtime.clock import Clock, Span
 from onepass.runtime.executable import Executable
 
 SLEEP = 0.02
@@ -90,7 +91,7 @@ def test_the_step_that_takes_the_time_is_the_one_that_is_named() -> None:
     profile = profiled(lambda x: slow(x * 2 + 1).exp(), torch.randn(8, 8))
     first = grouped(profile)[0]
     assert first.step.name == "onepass_tests.slow.default" and first.step.time_us >= 1e6 * SLEEP
-    assert first.share > 0.8 and profile.call.time_us >= 1e6 * SLEEP
+    assert first.share > 0.5 and profile.call.time_us >= 1e6 * SLEEP
     assert "onepass_tests.slow" in str(profile).splitlines()[6]
 
 
@@ -193,6 +194,28 @@ def test_equal_steps_are_one_row_and_the_largest_come_first() -> None:
     assert narrow[4].split() == ["share", "time", "of", "limit", "step"] and len(narrow[6]) <= 64
     many = _measured([StepTime(0, "forward", f"k{n}", f"e{n}", "kernel", 1.0) for n in range(SHOWN + 7)])
     assert "and 7 smaller steps: 7 us" in render_profile(many)
+
+
+def test_a_step_that_the_host_was_late_for_has_no_time() -> None:
+    host = HostProgram(("a0",), (Call("x0", "aten.relu.default", (Ref("a0"),), {}),), (Ref("x0"),))
+    executable = Executable(host, [])
+    record = CompileRecord(externs=[ExternRecord("relu", "aten.relu.default", "", "", 8)])
+    compiled = [Compiled(executable.call, record, executable=executable)]
+    spans = [Span(id(host), 0, 0.0, time_us, counts) for time_us, counts in ((5.0, True), (900.0, False), (7.0, True))]
+    (step,), _ = steps_of([record], compiled, [[s] for s in spans])
+    assert step.time_us == 6.0
+    (late,), _ = steps_of([record], compiled, [spans[1:2]])
+    assert late.time_us == 0.0 and "unmeasured" in render_profile(_measured([late]))
+
+
+def test_a_program_is_where_its_kernels_are() -> None:
+    own = Lent(torch.sin, (torch.randn(2),), {}, False)
+    assert device_of(own, []) == torch.device("cpu")
+    launch = Launch(0, (), (), "1", "cuda:1")
+    executable = Executable(HostProgram((), (), ()), [])
+    executable.host = HostProgram((), (launch,), ())
+    compiled = Compiled(executable.call, CompileRecord(), executable=executable)
+    assert device_of(own, [compiled]) == torch.device("cuda:1")  # an optimiser's step takes no arguments
 
 
 def test_what_dynamo_gives_up_on_has_no_steps() -> None:

@@ -181,7 +181,8 @@ def _pictures(graph: CompileRecord, groups: Sequence[list[KernelRecord]], number
         yield bars(steps, "kernels and their bytes", f"graph{number}-")
         yield "<p class=legend><span class=read></span>read <span class=written></span>written</p>"
     if (target := targets().get(graph.target)) is not None:
-        yield roofline(_predicted(groups), _limits(target), "kernels by predicted time under the chip's limits")
+        points = list(_predicted(groups))
+        yield roofline(points, _limits(target, points), "kernels by predicted time under the chip's limits")
 
 
 def _predicted(groups: Sequence[list[KernelRecord]]) -> Iterator[Point]:
@@ -193,9 +194,12 @@ def _predicted(groups: Sequence[list[KernelRecord]]) -> Iterator[Point]:
             yield Point(_label(same), "kernel", k.work / moved, k.work / k.predicted_us, share)
 
 
-def _limits(target: Target) -> Limits:
-    source = f"operations of lanes and bytes that {target.name} is planned with ({target.rates.source}); predicted"
-    return Limits(target.memory_bytes_per_us, target.operations_per_us, source)
+def _limits(target: Target, points: Sequence[Point]) -> Limits:
+    """What plans are made with: of lanes, or of matrix units where a kernel needs them."""
+    by_units = any(p.rate > target.operations_per_us for p in points) and target.products_per_us > 0
+    top, what = (target.products_per_us, "matrix units") if by_units else (target.operations_per_us, "lanes")
+    source = f"bytes and operations of {what} that {target.name} is planned with ({target.rates.source}); predicted"
+    return Limits(target.memory_bytes_per_us, top, source)
 
 
 def _kernel(same: Sequence[KernelRecord], sources: dict[str, str]) -> Iterator[str]:

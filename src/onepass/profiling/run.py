@@ -59,9 +59,9 @@ def measure_program(
     with lent(function, args, kwargs) as own, recorder() as records, watch() as compiled, ExitStack() as current:
         if own.memoryless:
             raise UnusableProgram("tensors without memory cannot be run", "Profile real tensors; explain plans others")
-        device = _device_of(own)
-        current.enter_context(torch.cuda.device(device) if device.type == "cuda" else nullcontext())
         ours, first_s = _first_call(own, freshly_compiled(own.function, backend))
+        device = device_of(own, compiled)
+        current.enter_context(torch.cuda.device(device) if device.type == "cuda" else nullcontext())
         others, problems = _others(own, wanted.beside)
         if absent := next((c for c in compiled if c.executable is None), None):
             problem = f"kernels for {absent.record.target} do not run here"
@@ -89,11 +89,12 @@ def measure_program(
     return Profile(list(records), steps, calls, limits, _device_name(device), len(seen), marks)
 
 
-def _device_of(own: Lent) -> torch.device:
-    tensors = [t for t in pytree.tree_leaves((own.args, own.kwargs)) if isinstance(t, torch.Tensor)]
-    if isinstance(own.function, torch.nn.Module):
-        tensors += own.function.parameters()
-    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
+def device_of(own: Lent, compiled: Sequence[Compiled]) -> torch.device:
+    """Where the program runs: a GPU if one of its kernels or of its arguments is there."""
+    hosts = [c.executable.host for c in compiled if c.executable is not None]
+    devices = [torch.device(i.device) for h in hosts for i in h.instructions if isinstance(i, Launch) and i.device]
+    devices += [t.device for t in pytree.tree_leaves((own.args, own.kwargs)) if isinstance(t, torch.Tensor)]
+    return next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
 
 
 def _device_name(device: torch.device) -> str:

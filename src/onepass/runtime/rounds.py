@@ -53,7 +53,8 @@ class Rounds:
         for call in calls:
             call()  # caches and allocators are warm
         self._idle()
-        turns = int(seconds / max(1e-9, time.perf_counter() - first))
+        each = (time.perf_counter() - first) * (1 if then is None else 2)
+        turns = int(seconds / max(1e-9, each))
         for _ in range(max(LEAST_ROUNDS, min(MOST_ROUNDS, turns))):
             for k in order:
                 self._lap(calls[k], laps[k])
