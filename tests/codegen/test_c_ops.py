@@ -143,7 +143,8 @@ def _monoid_kernel(monoid: str, dtype: DType) -> str:
 
 MONOID_CASES = [
     (m, d) for m in MONOIDS for d in ALL
-    if m != "welford_merge" and not (m == "welford" and d not in FLOATS) and not (m in ("any", "all") and d.is_half)
+    if m not in ("welford_merge", "logsumexp", "linear")  # the last two are of scans: states are never merged
+    and not (m == "welford" and d not in FLOATS) and not (m in ("any", "all") and d.is_half)
 ]  # fmt: skip
 _EXTRA = """
 int k_random(int64_t seed, int64_t stream, int64_t start, uint32_t *restrict out, int64_t n) {

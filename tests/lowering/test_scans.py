@@ -142,6 +142,8 @@ FUSED: dict[str, Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]] = {
     "padded": lambda x, g: torch.cat([F.pad(x, (1, 0)).cumsum(-1), g.cumsum(-1)], -1),
     "gathered": lambda x, g: x.flatten()[(g > 0).flatten().cumsum(0) - 1],
     "repeated": lambda x, g: x.cumsum(-1)[:, None, :] * g[None],
+    "the same for all columns": lambda x, g: x[:, 0].cumsum(0)[:, None] * g,
+    "the same for all rows": lambda x, g: x[0].cumsum(0) * g,
     "one column": lambda x, g: x.cumsum(-1)[:, -1] + g.cumsum(0)[0, 0],
     "recurrence": lambda x, g: torch.sigmoid(g).cumprod(-1) * (x / torch.sigmoid(g).cumprod(-1)).cumsum(-1),
 }
@@ -158,12 +160,13 @@ def test_around_scans(name: str, target: str) -> None:
     compare(ours, eager, Run(tensors_of(function(*map(to_float64, inputs))), []))
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["gated rows", "from the end", "reductions of a scan", "softmax, then a scan"])
-def test_sweeps_of_several_tiles(name: str) -> None:
+def test_sweeps_of_several_tiles(name: str, target: str) -> None:
     """Rows too long for a tile: the state goes from tile to tile, the last of which is not full."""
     torch.manual_seed(0)
     inputs, function = (torch.randn(2, 9001), torch.randn(2, 9001)), FUSED[name]
-    ours, eager = (Run(tensors_of(f(*inputs)), []) for f in (compiled(function, "triton-interpret"), function))
+    ours, eager = (Run(tensors_of(f(*inputs)), []) for f in (compiled(function, target), function))
     compare(ours, eager, Run(tensors_of(function(*map(to_float64, inputs))), []))
 
 
@@ -183,6 +186,16 @@ def test_few_long_rows(name: str, columns: tuple[int, ...]) -> None:
     """Programs share a row out in chunks, the last of which is shorter."""
     torch.manual_seed(0)
     check(LONG[name], torch.randn(70001, *columns), "cpu")
+
+
+def test_few_long_rows_of_any_length() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x * 2).flip(0).cumsum(0).flip(0) + x.cumsum(0)
+
+    ours = compiled(function, "cpu", dynamic=True)
+    for length in (100_001, 70_000, 64, 3):
+        x = torch.rand(length)
+        compare(Run([ours(x)], []), Run([function(x)], []), Run([function(x.double())], []))
 
 
 def test_few_long_rows_on_tiles() -> None:

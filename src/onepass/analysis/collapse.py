@@ -44,7 +44,12 @@ def join(nest: Nest, outer: Axis, inner: Axis) -> Nest | None:
     """
     halved = any((outer in s.domain) != (inner in s.domain) or s.region for s in nest.stores)
     free = [nest.free(r) for r in nest.reductions]
-    if halved or any((outer in f) != (inner in f) for f in free) or _bound_pairs(nest, outer, inner) is None:
+    if (
+        halved
+        or nest.scans
+        or any((outer in f) != (inner in f) for f in free)
+        or _bound_pairs(nest, outer, inner) is None
+    ):
         return None
     return _collapsed(nest, outer, inner)
 

@@ -2,8 +2,8 @@
 
 `welford` takes (value,) and keeps (mean, m2, count); its sum of squares is merged by Chan's rule,
 never E[x^2] - E[x]^2. `argmax`/`argmin` take (value, index) and keep eager's order: NaN first, then
-the extreme, ties to the lower index. `logsumexp` takes (value,) and keeps (maximum, sum of exp(value - maximum)).
-`linear` composes maps h -> a * h + b, the first applied first: its order matters, so only scans have it.
+the extreme, ties to the lower index. Two are of scans alone: `logsumexp` takes (value,) and keeps (maximum, sum of
+exp(value - maximum)); `linear` composes maps h -> a * h + b, the first applied first.
 """
 
 from __future__ import annotations

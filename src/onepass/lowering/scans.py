@@ -93,14 +93,14 @@ def logcumsumexp(ctx: Context, x: Ref, dim: int) -> Expr:
     return top + pointwise("log", total)
 
 
-# What the user combines
+# steps of the user's
 
 
 def _combine(ctx: Context, step: GraphModule, xs: Sequence[Ref], more: Sequence[Any]) -> tuple[Expr, ...]:
     """A scan along the first dimension whose step is a graph: one that a monoid is, or the library's."""
     kinds = {x.dtype for x in xs}
-    if len(kinds) != 1 or more or any(x.shape != xs[0].shape for x in xs):
-        raise Unsupported("a scan of values of several types or shapes")
+    if len(kinds) != 1 or DType.BOOL in kinds or more or any(x.shape != xs[0].shape for x in xs):
+        raise Unsupported("a scan of truth values, or of several types or shapes")
     (dtype,) = kinds
     monoid, order = _monoid(step, len(xs), dtype.compute)
     point, over, at = _along(xs[0], 0)
@@ -118,12 +118,10 @@ RULES[associative_scan_op] = _combine
 
 def _monoid(step: GraphModule, count: int, dtype: DType) -> tuple[str, tuple[int, ...]]:
     """The monoid that a step of so many values is, and which of the values its parts are."""
-    names = [f"{side}{k}" for side in ("left", "right") for k in range(count)]
-    given = [Load(Buffer(name, dtype, (), ()), ()) for name in names]
-    found = _results(step, given)
-    left, right = given[:count], given[count:]
-    for monoid, operation in (("sum", "add"), ("prod", "mul"), ("max", "maximum"), ("min", "minimum")):
-        if found == [pointwise(operation, *left, *right)] if count == 1 else False:
+    given = [Load(Buffer(f"x{k}", dtype, (), ()), ()) for k in range(2 * count)]
+    found, left, right = _results(step, given), given[:count], given[count:]
+    for operation, monoid in _MONOIDS.items():
+        if count == 1 and found[0] is pointwise(operation, *given):
             return monoid, (0,)
     for a, b in ((0, 1), (1, 0)) if count == 2 else ():
         if (found[a], found[b]) == (left[a] * right[a], right[a] * left[b] + right[b]):
@@ -131,16 +129,15 @@ def _monoid(step: GraphModule, count: int, dtype: DType) -> tuple[str, tuple[int
     raise Unsupported("a step that is no known monoid")
 
 
-_STEPS = dict(
-    zip(operators("add.Tensor mul.Tensor maximum minimum"), ("add", "mul", "maximum", "minimum"), strict=True)
-)
+_MONOIDS = {"add": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
+_STEPS = dict(zip(operators("add.Tensor mul.Tensor maximum minimum"), _MONOIDS, strict=True))
 
 
 def _results(step: GraphModule, given: Sequence[Expr]) -> list[Expr]:
     """What a graph of sums, products and extremes gives."""
     values, places = dict[Any, Expr](), iter(given)
     for node in step.graph.nodes:
-        if node.op == "output":
+        if node.op == "output" and all(n in values for n in node.args[0]):
             return [values[n] for n in node.args[0]]
         if node.op == "placeholder":
             values[node] = next(places)
