@@ -38,8 +38,8 @@ from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
-from .lowering.known_masks import simplify_masks
 from .lowering.fused_updates import write_out_fused_updates
+from .lowering.known_masks import simplify_masks
 from .lowering.masked_attention import write_out_masked_attention
 from .lowering.origins import origin_of
 from .lowering.random import reset_streams
@@ -267,10 +267,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     )
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
-        if chosen.fuse and multiplies:
-            simplify_masks(graph)
-            write_out_masked_attention(graph)
-        write_out_fused_updates(graph)
+        _write_out(graph, chosen.fuse and multiplies)
         made.mark = None
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)
@@ -295,6 +292,14 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
             return as_it_is
 
     return backend
+
+
+def _write_out(graph: GraphModule, attention: bool) -> None:
+    """Calls that AOTAutograd cannot trace, or would expand to more than they need, as operations."""
+    if attention:
+        simplify_masks(graph)
+        write_out_masked_attention(graph)
+    write_out_fused_updates(graph)
 
 
 def _without_memory(value: Any) -> bool:

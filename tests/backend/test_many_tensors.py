@@ -15,7 +15,9 @@ TARGETS = ["cpu", "triton-interpret"]
 SIZES = [(0,), (1,), (2,), (3,), (7,), (31, 3), (64,), (5, 5), (257,), (1024,), (1025,), (13, 17), (4099,)]
 
 
-def tensors(sizes: Sequence[tuple[int, ...]] = SIZES, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+def tensors(
+    sizes: Sequence[tuple[int, ...]] = SIZES, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(s, generator=generator).to(dtype) for s in sizes]
 

@@ -400,9 +400,7 @@ def price_together(kernels: Sequence[ir.Kernel], target: Target) -> Time:
     return replace(whole, serial_us=max(whole.serial_us, longest), resident=resident)
 
 
-def _time(
-    kernel: ir.Kernel, p: _Program, waits: float, target: Target, company: tuple[int, int] | None = None
-) -> Time:
+def _time(kernel: ir.Kernel, p: _Program, waits: float, target: Target, company: tuple[int, int] | None = None) -> Time:
     """`company`: the programs of all kernels of the launch, and how many of them a processor holds."""
     count, resident = company or (p.count, _resident(kernel, p, target))
     places = target.processors * resident

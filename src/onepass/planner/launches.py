@@ -2,7 +2,8 @@
 
 What is gained is launches, and processors that a small kernel leaves idle; bytes are the same. Groups of one kind (64
 updates) come first: they are one range of the launch, however many they are. Then launches of several kinds. A launch
-waits for all that one of its groups waits for; it must leave the graph free of cycles and need no more memory than eager.
+waits for all that one of its groups waits for. It must leave the graph free of cycles and need no more memory than
+eager.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Launches:
                 ordered = k
         for update in (s for s in program.statements if isinstance(s, Update)):
             writer = makers.get(update.source)
-            for k in readers.get(update.target, ()) if writer is not None else ():
-                if k < writer:  # it sees the input as it was
+            for k in readers.get(update.target, ()):
+                if writer is not None and k < writer:  # it sees the input as it was
                     self._edge(k, writer)
 
     def _edge(self, first: int, second: int) -> None:

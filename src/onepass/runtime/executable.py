@@ -166,7 +166,9 @@ class _Writer:
             function = f"{function}_{index}"
             self.namespace[function], self.namespace[f"{function}_failed"] = kernel.function(index)
             words = [f"word_of({_name(b)})" for b in launch.numbers]
-            arguments = ", ".join([*addresses, *words, *sizes, self._size(launch.programs), self._stream(launch.device)])
+            arguments = ", ".join(
+                [*addresses, *words, *sizes, self._size(launch.programs), self._stream(launch.device)]
+            )
             self._line(f"if {function}({arguments}): {function}_failed({arguments}){comment}")
             return
         self.namespace[function] = kernel.function
@@ -181,7 +183,9 @@ class _Writer:
 
     def _table(self, launch: ir.Launch) -> str:
         """The address of a table: what is known now is written once, all else on every call."""
-        words = [f"{self._ref(w)}.data_ptr()" if isinstance(w, ir.Ref) else self._size(w.expression) for w in launch.table]
+        words = [
+            f"{self._ref(w)}.data_ptr()" if isinstance(w, ir.Ref) else self._size(w.expression) for w in launch.table
+        ]
         known = next((k for k in range(len(words)) if all(map(_NUMBER.fullmatch, words[k:]))), len(words))
         addresses = sum(isinstance(w, ir.Ref) for w in launch.table)
         name = f"table{self._tables}"

@@ -164,7 +164,9 @@ class _Merger:
             return -self.number(tuple(-p for p in found))
         least = min(0 if n is None else n for n in constants)
         name = f"own{len(self.numbers)}"
-        return self.numbers.setdefault(found, Symbol(name, least, max((n for n in constants if n), default=None))).poly()
+        return self.numbers.setdefault(
+            found, Symbol(name, least, max((n for n in constants if n), default=None))
+        ).poly()
 
 
 def _kind(atom: Atom) -> Hashable:

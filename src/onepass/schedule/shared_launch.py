@@ -145,7 +145,9 @@ def _origins(kernels: Sequence[Kernel]) -> tuple[Origin, ...]:
 
 def largest(schedules: Sequence[Schedule]) -> Schedule:
     """The schedule with the most lanes in a tile of those that have the same kinds of axes."""
-    return max(schedules, key=lambda s: (s.warps, sum(f.tile * f.turns for _, f in s.axes), sum(f.chunk for _, f in s.axes)))
+    return max(
+        schedules, key=lambda s: (s.warps, sum(f.tile * f.turns for _, f in s.axes), sum(f.chunk for _, f in s.axes))
+    )
 
 
 def kinds(schedule: Schedule) -> tuple[object, ...]:
@@ -153,7 +155,12 @@ def kinds(schedule: Schedule) -> tuple[object, ...]:
     places = {axis: k for k, (axis, _) in enumerate(schedule.axes)}
     order = tuple(places[a] for a in schedule.order)
     split = None if schedule.split is None else places[schedule.split]
-    return tuple((f.grid, f.loop, f.role, f.tile > 1, f.chunk > 0) for _, f in schedule.axes), order, split, schedule.way
+    return (
+        tuple((f.grid, f.loop, f.role, f.tile > 1, f.chunk > 0) for _, f in schedule.axes),
+        order,
+        split,
+        schedule.way,
+    )
 
 
 def like(schedule: Schedule, other: Schedule) -> Schedule:
