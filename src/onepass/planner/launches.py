@@ -228,6 +228,8 @@ class Launches:
 def _may_share(group: Group, apart: set[Buffer], limits: Limits) -> bool:
     if group.products or group.schedule is None:
         return False
+    if any(d.buffer.name in limits.members for d in group.members):
+        return False  # parts of what was too much for one kernel
     stored = {s.buffer for s in group.stores}
     read = {b for s in group.stores for b in loaded(s.value)}
     device = group.stores[0].buffer.device
