@@ -197,7 +197,7 @@ class Launches:
         if gains:
             self.made = {k: d for k, d in self.made.items() if k not in found}
             self.made[first] = Decision(*names, "launch", True, reason, alone_us - shared.together_us)
-        elif not quiet:
+        elif not quiet or shared.together_us > apart_us:  # the largest body costs the others their occupancy
             self.refused.append(Decision(*names, "launch", False, reason, apart_us - shared.together_us))
         return gains
 
