@@ -82,6 +82,19 @@ def adam_update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tenso
     return parameter * (1 - 1e-5) - step * 1e-3, mean, square
 
 
+def many_updates(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Parameters, then their gradients."""
+    half = len(tensors) // 2
+    return tuple(p - 0.1 * g for p, g in zip(tensors[:half], tensors[half:], strict=True))
+
+
+def many_adam_updates(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Parameters, then gradients, means and squares."""
+    count = len(tensors) // 4
+    each = zip(*(tensors[k * count : (k + 1) * count] for k in range(4)), strict=True)
+    return tuple(value for own in each for value in adam_update(*own))
+
+
 def four_ops(x: Tensor) -> Tensor:
     return torch.relu((x + 1) * 2) ** 2
 

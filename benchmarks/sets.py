@@ -1,8 +1,8 @@
-"""The workloads of each set and device. On the CPU every memory-bound one has an input of 64 MiB or more."""
+"""The workloads of each set and device. On the CPU memory-bound ones have 64 MiB or more, but for lists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,6 +56,25 @@ def _optimiser_state(scale: float) -> Arguments:
     return parameter, gradient, mean, _normal((rows, columns)).square()
 
 
+def _many(sizes: Sequence[int], lists: int) -> Callable[[float], Arguments]:
+    """Lists of tensors of these sizes; the last of four holds squares."""
+
+    def build(scale: float) -> Arguments:
+        found = [[_normal((max(1, int(n * scale)),)) for n in sizes] for _ in range(lists)]
+        return tuple(x.square() if k == 3 else x for k, own in enumerate(found) for x in own)
+
+    return build
+
+
+def _each(operations: int, lists: int) -> Callable[[Arguments], float]:
+    """Operations of every element of the first list."""
+    return lambda arguments: operations * sum(x.numel() for x in arguments) / lists
+
+
+UNEQUAL = [34_000 * k + 17 for k in range(1, 65)]  # together 71 million elements
+SMALL = [37 * k * k % 20_000 + 1 for k in range(150)]
+
+
 def _sized(
     rows: int, columns: int, count: int = 1, vectors: int = 0, dtype: torch.dtype = BF16
 ) -> Callable[[float], Arguments]:
@@ -97,6 +116,7 @@ CPU: tuple[Workload, ...] = (
     Workload("transpose + relu", f.transpose_relu, _full(1), 1, jax="transpose_relu"),
     Workload("cat of two branches", f.concatenate, _full(2), 2, jax="concatenate"),
     Workload("Adam update", f.adam_update, _optimiser_state, 15, jax="adam_update"),
+    Workload("Adam update of 150 small tensors", f.many_adam_updates, _many(SMALL, 4), _each(15, 4)),
     Workload("LayerNorm, forward + backward", f.layernorm, _full(1, vectors=2), 20, train=True, jax="layernorm"),
     Workload("cross-entropy, forward + backward", f.cross_entropy, _classes, 7, train=True, jax="cross_entropy"),
     Workload("SwiGLU, forward + backward", f.swiglu, _full(2), 11, train=True, jax="swiglu"),
@@ -107,6 +127,8 @@ CPU: tuple[Workload, ...] = (
 )  # fmt: skip
 
 GPU: tuple[Workload, ...] = (
+    Workload("64 unequal updates, fp32", f.many_updates, _many(UNEQUAL, 2), _each(2, 2)),
+    Workload("Adam update of 150 small tensors, fp32", f.many_adam_updates, _many(SMALL, 4), _each(15, 4)),
     Workload("4-op chain, 4096^2, fp32", f.four_ops, _sized(4096, 4096, dtype=F32), 4, jax="four_ops"),
     Workload("sigmoid*tanh, 8192^2, fp32", f.sigmoid_tanh, _sized(8192, 8192, dtype=F32), 4, jax="sigmoid_tanh"),
     Workload(

@@ -148,7 +148,7 @@ class Resources:
         """The limits under which groups share no launch that spills."""
         for groups in planned.plan.launches:
             name = planned.name_of(groups[0])
-            spilled = max(_spilled(k, planned.target) for k in own[name])
+            spilled = max((_spilled(k, planned.target) for k in own.get(name, ())), default=0)
             if spilled > FEW_BYTES:
                 self._note(name, "launch", f"a launch of {len(groups)} parts spills {spilled} bytes")
                 limits = limits.parting(groups)

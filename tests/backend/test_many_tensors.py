@@ -15,7 +15,9 @@ TARGETS = ["cpu", "triton-interpret"]
 SIZES = [(0,), (1,), (2,), (3,), (7,), (31, 3), (64,), (5, 5), (257,), (1024,), (1025,), (13, 17), (4099,)]
 
 
-def tensors(sizes: Sequence[tuple[int, ...]] = SIZES, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+def tensors(
+    sizes: Sequence[tuple[int, ...]] = SIZES, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(s, generator=generator).to(dtype) for s in sizes]
 
@@ -36,6 +38,7 @@ def launches(f: Callable[..., object], *args: object, target: str) -> int:
 # --- values ---
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.float64])
 def test_updates_of_unequal_sizes(target: str, dtype: torch.dtype) -> None:
@@ -66,6 +69,7 @@ def test_strided_and_shared_tensors(target: str) -> None:
         assert own.stride() == wanted.stride()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("target", TARGETS)
 def test_reductions_and_rows_beside_updates(target: str) -> None:
     def mixed(gs: list[Tensor], xs: list[Tensor]) -> list[Tensor]:

@@ -70,6 +70,7 @@ def after(step: Callable[..., None], dtype: torch.dtype, times: int) -> list[Ten
     return [t for own in found for t in own]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_are_those_of_eager(name: str) -> None:
     step = STEPS[name]
@@ -78,6 +79,7 @@ def test_steps_are_those_of_eager(name: str) -> None:
         torch.testing.assert_close(own, wanted, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.rotating
 def test_bfloat16_computes_in_float32() -> None:
     step = STEPS["adamw"]
     compiled = torch.compile(step, backend="onepass", options={"target": "cpu"})

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unbuilt import unbuilt
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass.ir.record import CompileRecord, Decision
-from tests.unbuilt import unbuilt
 
 SIZES = [1000 * k + 17 for k in range(1, 13)]
 
@@ -129,11 +129,11 @@ def test_memory_is_not_above_eager() -> None:
 
 
 def test_a_launch_that_spills_is_taken_apart() -> None:
+    from onepass.ir.dtypes import DType
+    from onepass.ir.expr import const
     from onepass.ir.limits import NO_LIMITS
     from onepass.ir.plan import Group, Store
     from onepass.ir.program import Buffer
-    from onepass.ir.dtypes import DType
-    from onepass.ir.expr import const
 
     stored = Buffer("b7", DType.F32, (), ())
     group = Group((Store(stored, (), const(1.0, DType.F32)),), ())

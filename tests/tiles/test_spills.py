@@ -80,7 +80,14 @@ def test_other_kernels_of_the_same_operations_start_anew(change: str) -> None:
     first = SimpleNamespace(members=members, stores=members[1:], products=True, schedule=Schedule(states=True))
     other = {"stores": members} if change == "stores" else {"schedule": Schedule()}
     plans = [
-        SimpleNamespace(names={"k0": g}, limits=NO_LIMITS, target=find_target("sm_90"), smaller=lambda *_: [Schedule()])
+        SimpleNamespace(
+            names={"k0": g},
+            limits=NO_LIMITS,
+            target=find_target("sm_90"),
+            smaller=lambda *_: [Schedule()],
+            shared=set(),
+            plan=SimpleNamespace(launches=()),
+        )
         for g in (first, SimpleNamespace(**{**vars(first), **other}))
     ]
     spills, spilling = Resources([]), [KernelRecord("k0", [], 0, 0, "", "", 0.0, spilled_bytes=8)]

@@ -19,6 +19,8 @@ from .c_ops import c_accumulate, c_combine, c_const, c_monoid_identity, c_pointw
 from .emitter import Emitter, bare, header, operand_dtype
 from .scalars import suffix
 
+BLOCKS = 16  # of programs that a thread takes, one after another, where some take longer than others
+
 
 def emit_c(kernel: ir.Kernel) -> KernelSource:
     """The C translation unit of one kernel."""
@@ -97,9 +99,10 @@ class _Emitter(Emitter):
             self.line("int status = 0;")
             team = "num_threads(threads) reduction(| : status)"
             if self.shared:  # programs of one kernel take longer than those of another
+                self.line(f"const int64_t block = count / ({BLOCKS} * threads) + 1;")
                 self.line(f"#pragma omp parallel for schedule(dynamic, 1) {team}")
-                with self.braces("for (int64_t program = 0; program < count; ++program)"):
-                    self.line(f"status |= programs({arguments}, program, program + 1);")
+                with self.braces("for (int64_t first = 0; first < count; first += block)"):
+                    self.line(f"status |= programs({arguments}, first, op_index_min(first + block, count));")
                 self.line("return status;")
                 return
             self.line(f"#pragma omp parallel {team}")

@@ -57,7 +57,7 @@ def launch_of(
     buffers = tuple(name(b) for b in kernel.passed if b not in by_value)
     rows = [b for parts in kernel.parts for row in parts.buffers for b in row]
     words = [n for parts in kernel.parts for row in (parts.firsts, *(r for _, r in parts.numbers)) for n in row]
-    table = (*(ir.Ref(name(b)) for b in rows), *(ir.SizeOf(size(n)) for n in words))
+    table: tuple[ir.Ref | ir.SizeOf, ...] = (*(ir.Ref(name(b)) for b in rows), *(ir.SizeOf(size(n)) for n in words))
     launch = ir.Launch(number, buffers, tuple(map(size, kernel.symbols)), table=table)
     if not kernel.warps:
         return launch

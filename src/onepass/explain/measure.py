@@ -96,8 +96,8 @@ def _kernel_record(kernel: Kernel, parts: Sequence[Kernel], numbers: _Numbers, s
     for part in parts:
         alike.setdefault(tuple((o.op, o.line) for o in part.origins), []).append(part)
     operations = []
-    for same in alike.values():
-        several = {"parts": str(len(same))} if len(same) > 1 else {}
+    for number, same in enumerate(alike.values()):
+        several = {"parts": str(len(same)), "kind": str(number)} if len(same) > 1 else {}
         operations += [{"node": o.node, "op": o.op, "line": o.line} | several for o in same[0].origins]
     read, written, predicted_us, work = numbers
     return KernelRecord(

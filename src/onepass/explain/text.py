@@ -204,7 +204,7 @@ def _kernel(kernel: KernelRecord) -> Iterator[str]:
     if kernel.tuning:
         yield f"    tuning    {one_line(kernel.tuning)}"
         yield from (f"      {trial_line(t)}" for t in kernel.trials[1:])  # the first is in the line above
-    for count, part in groupby(kernel.operations, lambda o: o.get("parts", "")):
+    for (count, _), part in groupby(kernel.operations, lambda o: (o.get("parts", ""), o.get("kind", ""))):
         if count:
             yield f"    {count} equal parts:"
         rows = _by_line(list(part))

@@ -1,8 +1,8 @@
 """Torch's fused optimiser steps, one call for all parameters, as operations on each.
 
-Such a call changes its arguments, and AOTAutograd cannot trace it, so it is written out before. The operations are those
-of torch's kernels, in float32 where parameters have 16 bits. `found_inf` leaves everything as it is, where it is not 0;
-gradients are divided by `grad_scale` and stay so.
+Such a call changes its arguments, and AOTAutograd cannot trace it, so it is written out before. The operations are
+those of torch's kernels, in float32 where parameters have 16 bits. `found_inf` leaves everything as it is, where it is
+not 0; gradients are divided by `grad_scale` and stay so.
 """
 
 from __future__ import annotations

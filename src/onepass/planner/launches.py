@@ -2,7 +2,8 @@
 
 What is gained is launches, and processors that a small kernel leaves idle; bytes are the same. Groups of one kind (64
 updates) come first: they are one range of the launch, however many they are. Then launches of several kinds. A launch
-waits for all that one of its groups waits for; it must leave the graph free of cycles and need no more memory than eager.
+waits for all that one of its groups waits for. It must leave the graph free of cycles and need no more memory than
+eager.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Launches:
                 ordered = k
         for update in (s for s in program.statements if isinstance(s, Update)):
             writer = makers.get(update.source)
-            for k in readers.get(update.target, ()) if writer is not None else ():
-                if k < writer:  # it sees the input as it was
+            for k in readers.get(update.target, ()):
+                if writer is not None and k < writer:  # it sees the input as it was
                     self._edge(k, writer)
 
     def _edge(self, first: int, second: int) -> None:
@@ -196,7 +197,7 @@ class Launches:
         if gains:
             self.made = {k: d for k, d in self.made.items() if k not in found}
             self.made[first] = Decision(*names, "launch", True, reason, alone_us - shared.together_us)
-        elif not quiet:
+        elif not quiet or shared.together_us > apart_us:  # the largest body costs the others their occupancy
             self.refused.append(Decision(*names, "launch", False, reason, apart_us - shared.together_us))
         return gains
 
@@ -227,6 +228,8 @@ class Launches:
 def _may_share(group: Group, apart: set[Buffer], limits: Limits) -> bool:
     if group.products or group.schedule is None or any(d.orders.no_fuse for d in group.members):
         return False
+    if any(d.buffer.name in limits.members for d in group.members):
+        return False  # parts of what was too much for one kernel
     stored = {s.buffer for s in group.stores}
     read = {b for s in group.stores for b in loaded(s.value)}
     device = group.stores[0].buffer.device

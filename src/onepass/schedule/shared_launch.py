@@ -6,6 +6,7 @@ warps as the kernel with most, and each of its programs the registers of the lar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,14 +19,18 @@ from .complete import entry_name
 from .one_body import Different, alike, one_body
 
 MOST_SIZES = 16  # of a launch: more are arguments that nobody would read
-FEW_PARTS = 4  # of a GPU's launch up to which each has a body of its own: a table would have to be copied there
+# Parts of a GPU's launch up to which each has a body of its own, as its arguments are few: a table is copied there.
+FEW_PARTS, MOST_POINTERS = 4, 48
+_NAME = re.compile(r"_(?:partial|finish\d*)$")
 
 
 def share_launch(groups: Sequence[ScheduledGroup]) -> ScheduledGroup:
     """The kernels of groups that do not wait for each other: first their first ones, then what finishes those."""
     steps = max(len(g.kernels) for g in groups)
     kernels = [_shared([g.kernels[k] for g in groups if len(g.kernels) > k]) for k in range(steps)]
-    return ScheduledGroup(tuple(kernels), tuple(b for g in groups for b in g.workspace))
+    name = _NAME.sub("", groups[0].kernels[0].name)
+    named = tuple(replace(k, name=f"{name}{''.join(_NAME.findall(k.name))}") for k in kernels)
+    return ScheduledGroup(named, tuple(b for g in groups for b in g.workspace))
 
 
 def _shared(kernels: list[Kernel]) -> Kernel:
@@ -33,8 +38,10 @@ def _shared(kernels: list[Kernel]) -> Kernel:
     if len(kernels) == 1:
         return kernels[0]
     shares: list[Share] = []
-    for same in classes(kernels):
-        shares += _ranges(same, shares[-1].end if shares else Poly.ZERO)
+    found = classes(kernels)
+    few = FEW_PARTS if sum(len(k.parameters) for same in found for k in same[:FEW_PARTS]) <= MOST_POINTERS else 1
+    for same in found:
+        shares += _ranges(same, shares[-1].end if shares else Poly.ZERO, few if kernels[0].warps else 1)
     whole = _launch(kernels, _with_tables(shares))
     return replace(
         whole,
@@ -75,9 +82,9 @@ def classes(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
     return found
 
 
-def _ranges(kernels: list[Kernel], first: Poly) -> Iterator[Share]:
-    """The programs of kernels with equal bodies."""
-    if len(kernels) > (FEW_PARTS if kernels[0].warps else 1):
+def _ranges(kernels: list[Kernel], first: Poly, few: int) -> Iterator[Share]:
+    """The programs of kernels with equal bodies, of which a `few` have one each."""
+    if len(kernels) > few:
         try:
             yield one_body(kernels, first)
             return
