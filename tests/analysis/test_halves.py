@@ -66,6 +66,7 @@ def test_the_predicted_time_is_that_of_the_bytes() -> None:
     assert kernel.predicted_us < 1.7 * (kernel.bytes_read + kernel.bytes_written) / 4.2e6
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("function", [rotated, turned, unequal])
 @pytest.mark.parametrize("rows", [1, 19])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -47,6 +47,7 @@ def kept(run: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor) -> list[Te
     return [loss.detach()]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("step", [accumulated, kept])
 @pytest.mark.parametrize("name", ["mlp", "block"])
 def test_gradients_add_up(name: str, step: Step) -> None:
@@ -108,6 +109,7 @@ CHECKPOINTS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("options", [{}, {"target": "triton-interpret"}])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoint_regions(name: str, options: dict[str, str]) -> None:

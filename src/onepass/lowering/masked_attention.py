@@ -137,13 +137,20 @@ def _is_plain(given: Given) -> bool:
     matrices = [t for n in _MATRICES if isinstance(t := given.get(n), Tensor)]
     if len(matrices) < len(_MATRICES) or min(t.dim() for t in matrices) < 3:
         return False
-    if not {t.dtype for t in matrices} <= {torch.float16, torch.bfloat16}:
+    if not {t.dtype for t in matrices} <= {torch.float16, torch.bfloat16} or any(
+        0 in _known(t.shape) for t in matrices
+    ):
         return False
     if given.get("is_causal") and given.get("attn_mask") is not None:
         return False
     query, key, value = matrices
     outer = -3 if given.get("enable_gqa") else -2
     return bool(query.shape[:outer] == key.shape[:outer] == value.shape[:outer])
+
+
+def _known(shape: torch.Size) -> list[int]:
+    """The sizes that are known now."""
+    return [n for n in shape if isinstance(n, int)]
 
 
 def _forms(given: Given, copies: bool) -> Iterator[Given]:
