@@ -309,7 +309,7 @@ def compare_aliasing(ours: Run, *acceptable: Run) -> None:
 
 
 def near_as_eager(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], slack: float = 1e-3) -> None:
-    """A program compiled for the interpreter: results and gradients are as near to float64's as those of eager."""
+    """A program compiled for the interpreter: results and gradients are nearly as near to float64's as eager's."""
 
     def found(function: Callable[..., torch.Tensor], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         own = [x.detach().clone() for x in inputs]
@@ -322,4 +322,4 @@ def near_as_eager(function: Callable[..., torch.Tensor], inputs: Sequence[torch.
     compiled = torch.compile(function, backend="onepass", options={"target": "triton-interpret", "cache": False})
     for exact, eager, own in zip(found(function, torch.float64), found(function), found(compiled), strict=True):
         off, allowed = ((t.double() - exact).abs().max() for t in (own, eager))
-        assert own.isfinite().all() and off <= 2 * allowed + slack, (off, allowed)
+        assert own.isfinite().all() and off <= 2 * allowed + slack * (1 + exact.abs().max()), (off, allowed)

@@ -121,6 +121,7 @@ def test_gradients_that_need_all_scores(spelling: Spelling) -> None:
     assert decision.accepted and "needs values of its size there" in decision.reason
 
 
+@pytest.mark.rotating
 def test_weights_of_rounded_scores_sum_to_one() -> None:
     """Large scores differ by their rounding: a maximum and a sum of others would not belong to them."""
     spelling = spelled("scale_for_each_head")

@@ -145,9 +145,10 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_training_of_what_the_library_refuses(name: str) -> None:
-    """Operands stay 16-bit; gradients are as near to float64's as those of eager."""
+    """Operands stay 16-bit, and so does the gradient of the scores, as in the library's kernels. Eager computes in
+    float32 here, with smaller errors."""
     function, arguments = REFUSED[name]
-    near_as_eager(function, arguments())
+    near_as_eager(function, arguments(), 4e-3)
 
 
 def planned(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Any:

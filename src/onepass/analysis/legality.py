@@ -19,6 +19,7 @@ from ..ir.target import Target
 from .access import estimate, flat_offset, numel, tile_elements
 from .carried import cannot_carry
 from .collapse import collapse, flatten, join
+from .halves import in_parts
 from .inline import reductions, scans
 from .nest import Nest, Refusal, direct_reductions
 from .scans import cannot_chunk, cannot_scan
@@ -58,7 +59,9 @@ def _ways(stores: tuple[Store, ...], target: Target) -> list[Nest] | Refusal:
         return Refusal(apart)
     merged = collapse(nest)
     if not nest.reductions and not nest.scans:
-        return [_widened(flatten(merged, target.vector_bytes), target)]
+        parts = in_parts(merged)
+        nests = [merged] if parts is None else [merged, collapse(parts)]
+        return [_widened(flatten(n, target.vector_bytes), target) for n in nests]
     crossing = _crossing(nest) or _both_ways(nest, target)
     work = _most_work(nest)
     unsplit = [] if crossing else [_widened(merged, target)]

@@ -39,19 +39,22 @@ WIDE, CONVERTED = 2.0, 8.0
 GPU_MONOIDS = {"argmax": 30.0, "argmin": 30.0, "welford": 12.0, "welford_merge": 16.0}
 
 
+_Steps = tuple[tuple[int, float], ...]
+
+
 @dataclass(slots=True)
 class _Traffic:
     """What all programs move of one buffer, in bytes. `places`: where accesses start -> the most that one asks for,
-    and the stretch of neighbours that it reads together."""
+    the stretch of neighbours that it reads together, and the steps between stretches with how many there are."""
 
-    places: dict[int, tuple[float, float]] = field(default_factory=dict)
+    places: dict[int, tuple[float, float, _Steps]] = field(default_factory=dict)
     touched: float = 0.0
     sectors: float = 0.0
     pass_bytes: float = 0.0  # of the lines that one pass of a loop over lanes touches, at most
 
-    def add(self, start: int, asked: float, sectors: float, run: float, pass_bytes: float) -> None:
+    def add(self, start: int, asked: float, sectors: float, run: float, steps: _Steps, pass_bytes: float) -> None:
         self.pass_bytes = max(self.pass_bytes, pass_bytes)
-        self.places[start] = max(self.places.get(start, (0.0, 0.0)), (asked, run))
+        self.places[start] = max(self.places.get(start, (0.0, 0.0, ())), (asked, run, steps))
         self.touched += asked
         self.sectors += sectors
 
@@ -286,7 +289,7 @@ class _Program:
 
     def _move(self, buffer: Buffer, offset: Poly, axes: frozenset[Axis], times: float) -> None:
         width = buffer.dtype.bytes
-        lanes, run, part = self._distinct(offset, axes, width)
+        lanes, run, part, steps = self._distinct(offset, axes, width)
         asked = self.count * times * lanes * width
         run *= width
         if self.target.warp:
@@ -299,7 +302,9 @@ class _Program:
         line = SECTOR if self.target.warp else LINE
         inflated = (1.0 if run >= 4 * line else (math.ceil(run / line) * line) / run) / part
         start = sum(c for m, c in offset.terms if not m)
-        self.traffic.setdefault(buffer, _Traffic()).add(start, asked, asked * inflated, run, lanes * width * inflated)
+        self.traffic.setdefault(buffer, _Traffic()).add(
+            start, asked, asked * inflated, run, steps, lanes * width * inflated
+        )
 
     def _vector_bytes(self, offset: Poly, axes: frozenset[Axis], width: int) -> int:
         """Bytes that one instruction of a thread accesses: rows that begin anywhere are accessed one by one."""
@@ -309,8 +314,9 @@ class _Program:
         apart = math.gcd(self.target.vector_bytes, *(c * width for m, c in offset.terms if along not in m))
         return max(width, apart)
 
-    def _distinct(self, offset: Poly, axes: frozenset[Axis], width: int) -> tuple[float, float, float]:
-        """Elements that one execution accesses, how far a run of them reaches in memory, the part of it that they are.
+    def _distinct(self, offset: Poly, axes: frozenset[Axis], width: int) -> tuple[float, float, float, _Steps]:
+        """Elements that one execution accesses, how far a run of them reaches in memory, the part of it that they are,
+        and the steps from one run to the next.
 
         On a GPU a run has no gap that memory would not hand out all the same.
         """
@@ -324,12 +330,14 @@ class _Program:
                 lanes = lanes if step else min(lanes, far + 1.0)
                 steps.append((step, lanes))
             total *= lanes
-        run, part = 1.0, 1.0
+        run, part, apart = 1.0, 1.0, []
         for step, lanes in sorted(steps):
             if 0 < step <= max(run, SECTOR // 2 // width if self.target.warp else 0):
                 part *= min(1.0, run / step)
                 run = max(run, step * lanes)
-        return total, run, part
+            elif step:
+                apart.append((step * width, lanes))
+        return total, run, part, tuple(apart)
 
     # --- sizes ---
 
@@ -465,14 +473,31 @@ def _memory(p: _Program, share: float, places: int, target: Target) -> tuple[flo
     fetched = cached = 0.0
     active = min(1.0, places / p.count)
     for buffer, t in p.traffic.items():
-        asked = sum(a for a, _ in t.places.values())
+        asked = sum(a for a, _, _ in t.places.values())
         unique = min(asked, max(t.touched / max(1, p.count), float(storage_bytes(buffer)), 1.0))
         again = max(0.0, t.sectors - unique)
         stays = bool(p.products) or min(unique, t.touched * active) <= target.rates.cache_part * target.chip_cache_bytes
-        scattered = sum(a * (1.0 + target.rates.page / run) for a, run in t.places.values()) / max(1.0, asked)
+        scattered = sum(a * (1.0 + target.rates.page / run) for a, run in _stretches(t, buffer)) / max(1.0, asked)
         fetched += (unique if stays else unique + again) * scattered
         cached += t.sectors if unique > NEAR_BYTES else min(t.sectors, unique * min(target.processors, p.count))
     return fetched / (target.memory_bytes_per_us * share), cached / (target.cache_bytes_per_us * share)
+
+
+def _stretches(t: _Traffic, buffer: Buffer) -> Iterable[tuple[float, float]]:
+    """What is asked for at each place, and the stretch of neighbours that it is a part of: places that follow each
+    other without a gap are read together."""
+    joined: list[tuple[list[float], float, float, _Steps]] = []  # what is asked for, the length, where it ends
+    for start, (asked, run, steps) in sorted(t.places.items()):
+        first = start * buffer.dtype.bytes
+        if joined and joined[-1][2] == first and joined[-1][3] == steps:
+            parts, length, _, _ = joined.pop()
+            joined.append(([*parts, asked], length + run, first + run, steps))
+        else:
+            joined.append(([asked], run, first + run, steps))
+    for parts, length, _, steps in joined:
+        for step, count in steps if len(parts) > 1 else ():
+            length = max(length, step * count) if step <= length else length
+        yield from ((asked, length) for asked in parts)
 
 
 def _side_by_side(times: list[Time]) -> Time:

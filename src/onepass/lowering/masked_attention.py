@@ -30,18 +30,25 @@ _MATRICES = ARGUMENTS[:3]
 
 
 class _Scores(torch.autograd.Function):  # type: ignore[misc]
-    """Queries times keys in float32; their gradients are products of 16-bit matrices, too."""
+    """Scaled products of queries and keys in float32, and a bias. The gradient of the scores is rounded to 16 bits."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, factor: float, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(query, key)
-        return query.float() @ key.float().transpose(-2, -1)
+        ctx.factor, ctx.bias = factor, None if bias is None else (bias.shape, bias.dtype)
+        scores = (query.float() @ key.float().transpose(-2, -1)) * factor
+        return scores if bias is None else scores + bias.float()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key = ctx.saved_tensors
-        gradient = gradients[0].to(query.dtype)
-        return gradient @ key, gradient.transpose(-2, -1) @ query
+        if ctx.bias is None or not ctx.needs_input_grad[3]:
+            gradient = (gradients[0] * ctx.factor).to(query.dtype)
+            return gradient @ key, gradient.transpose(-2, -1) @ query, None, None
+        gradient, factor = gradients[0].to(query.dtype), ctx.factor
+        bias = gradient.sum_to_size(ctx.bias[0]).to(ctx.bias[1])
+        own = gradient @ key, gradient.transpose(-2, -1) @ query
+        return (*(own if factor == 1.0 else (x * factor for x in own)), None, bias)
 
 
 class _Weights(torch.autograd.Function):  # type: ignore[misc]
@@ -70,13 +77,12 @@ def plain_attention(given: Given) -> Tensor:
     if given.get("enable_gqa"):
         key, value = (_repeated(t, query.shape[-3] // t.shape[-3]) for t in (key, value))
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = _Scores.apply(query, key) * factor  # type: ignore[no-untyped-call]
     if given.get("is_causal"):
         rows, columns = (torch.arange(t.shape[-2], device=query.device) for t in (query, key))
         mask = rows[:, None] >= columns
-    if mask is not None:
-        boolean = mask.dtype is torch.bool
-        scores = scores.masked_fill(mask.logical_not(), -math.inf) if boolean else scores + mask.float()
+    seen, bias = (mask, None) if mask is not None and mask.dtype is torch.bool else (None, mask)
+    scores = _Scores.apply(query, key, factor, bias)  # type: ignore[no-untyped-call]
+    scores = scores if seen is None else scores.masked_fill(seen.logical_not(), -math.inf)
     sees_some = mask is None or given.get("is_causal")  # each row, keys
     weights = torch.softmax(scores, -1) if sees_some else _Weights.apply(scores)  # type: ignore[no-untyped-call]
     if dropped := given.get("dropout_p"):
@@ -133,13 +139,20 @@ def _is_plain(given: Given) -> bool:
     matrices = [t for n in _MATRICES if isinstance(t := given.get(n), Tensor)]
     if len(matrices) < len(_MATRICES) or min(t.dim() for t in matrices) < 3:
         return False
-    if not {t.dtype for t in matrices} <= {torch.float16, torch.bfloat16}:
+    if not {t.dtype for t in matrices} <= {torch.float16, torch.bfloat16} or any(
+        0 in _known(t.shape) for t in matrices
+    ):
         return False
     if given.get("is_causal") and given.get("attn_mask") is not None:
         return False
     query, key, value = matrices
     outer = -3 if given.get("enable_gqa") else -2
     return bool(query.shape[:outer] == key.shape[:outer] == value.shape[:outer])
+
+
+def _known(shape: torch.Size) -> list[int]:
+    """The sizes that are known now."""
+    return [n for n in shape if isinstance(n, int)]
 
 
 def _forms(given: Given, copies: bool) -> Iterator[Given]:
