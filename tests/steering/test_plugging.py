@@ -109,7 +109,7 @@ def triton_norm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
     return launch
 
 
-@pytest.mark.parametrize("target", ["cpu", "triton-interpret"])
+@pytest.mark.parametrize("target", ["cpu", pytest.param("triton-interpret", marks=pytest.mark.rotating)])
 @pytest.mark.parametrize("spelling", NORMS, ids=lambda f: f.__name__)
 def test_a_triton_kernel_for_every_spelling(
     spelling: Callable[..., Tensor], target: str, triton_norm: Callable[..., Tensor]
