@@ -19,7 +19,7 @@ from module_graph import cycles, modules_of
 # backward of attention has about 650 of these lines, losses in chunks of rows 1,080, masks known at compile time,
 # undefined tangents and sizes of 1 together 330, what is kept for backward 440, what users ask of a plan 380,
 # kernels and rewrites that they plug in 640.
-CODE_LINES = 23075
+CODE_LINES = 23080
 FILE_LINES = 600
 FUNCTION_LINES = 60
 DOCSTRING_LINES = 12
