@@ -45,6 +45,7 @@ MOST_WAYS = 64  # of giving a part's inputs to a reference
 SAMPLES = (1.0, 8.0, 1e-2)  # the standard deviations of three
 MOST_ELEMENTS = 2**25  # of tensors that samples are made of
 RUNS, RUN_SECONDS = 5, 0.02
+NOT_SPLICED = "its replacement has calls, or a result of another layout"
 MOST_LONGER = 3  # times as many operations as the reference has
 _WORD = re.compile(r"[a-z_0-9.]+(?:<\w+>)?\(|[a-z]+(?:\.\d)?\[|\^-?\d+(?:/\d+)?|p\d+\[")
 # Of the largest value: what a kernel may differ from its reference in float64, beyond twice what eager does.
@@ -177,9 +178,12 @@ class Plugged:
                 order = [b for input_ in part.inputs if isinstance(b := given[input_], Buffer)]
                 if _text(same, order) == text and self._is_wanted(plug, metas):
                     verdict = self._verdict(plug, metas)
+                    changed = self._with(plug, program, part, views, found, verdict) if verdict.accepted else program
+                    if verdict.accepted and changed is program:
+                        verdict = replace(verdict, accepted=False, reason=f"{plug.name}: {NOT_SPLICED}")
                     names = part.defines[0].origin.node, part.end.origin.node
                     notes.append(replace(verdict, producer=names[0], consumer=names[1]))
-                    return self._with(plug, program, part, views, found, verdict) if verdict.accepted else program
+                    return changed
         return program
 
     def _is_wanted(self, plug: Plug, metas: Metas) -> bool:
@@ -205,14 +209,15 @@ class Plugged:
     def _verdict(self, plug: Plug, metas: Metas) -> Decision:
         """Whether the user's function is used for tensors like these, and why."""
         key = metas, self.target.name
+        if not plug.pattern and not self.runs:
+            reason = f"{plug.name} cannot be checked here: the target's chip is absent"
+            return Decision("", "", "kernel", False, reason)
         if key not in plug.verdicts:
             plug.verdicts[key] = self._judged(plug, metas)
         return plug.verdicts[key]
 
     def _judged(self, plug: Plug, metas: Metas) -> Decision:
         kind = "rewrite" if plug.pattern else "kernel"
-        if not plug.pattern and not self.runs:
-            return Decision("", "", kind, False, f"{plug.name} cannot be checked here: the target's chip is absent")
         if (difference := _difference(plug, _checked(plug, metas))) is not None:
             text = f"{plug.name} is not used: {difference}"
             warnings.warn(f"onepass: {text}", KernelWarning, stacklevel=2)
@@ -228,7 +233,7 @@ class Plugged:
         found = self.traced(plug, metas)
         assert found is not None
         values = _sample(metas, 1.0)
-        own = compile_graph(found[1], self.target, self.options, "inference")
+        own = compile_graph(found[1], self.target, replace(self.options, debug=0, dump=""), "inference")
         return _time_us(lambda: plug.function(*values)), _time_us(lambda: own.call(list(values)))
 
     def _with(

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import onepass
-from onepass import pipeline
+from onepass import building, pipeline
 from onepass.backend import record_compilations
-from onepass.errors import InvalidOption, UnmetOrder
+from onepass.errors import InvalidOption, KernelBuildError, UnmetOrder
 from onepass.ir.record import CompileRecord
+from onepass.resources import UnbuiltGroups
 from tests.checking import compare, execute, fresh, to_float64
 from tests.unbuilt import unbuilt
 
@@ -123,7 +124,7 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.parametrize("target", ["cpu", "triton-interpret"])
+@pytest.mark.parametrize("target", ["cpu", pytest.param("triton-interpret", marks=pytest.mark.rotating)])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_values_are_those_of_eager(program: Callable[..., Any], target: str) -> None:
     run = torch.compile(program, backend="onepass", options={"strict": True, "target": target})
@@ -355,7 +356,7 @@ def a_product(x: Tensor) -> Tensor:
 
 def too_many(x: Tensor) -> Tensor:
     with onepass.fuse():
-        for k in range(200):
+        for k in range(100):
             x = x.sin() + k
         return x
 
@@ -404,6 +405,18 @@ def test_a_region_of_backward_that_cannot_be_names_the_fix() -> None:
     inputs = [torch.randn(2, 4, 128, 64, dtype=torch.bfloat16) for _ in range(3)]
     with pytest.raises(UnmetOrder, match=r"onepass.fuse\(backward=False\)"):
         planned(attention, *inputs, train=True, target="sm_90")
+
+
+def test_a_region_that_cannot_be_built_is_an_error() -> None:
+    def build(_entry: Any, record: CompileRecord, *_: Any) -> Any:
+        raise UnbuiltGroups({record.kernels[0].group: KernelBuildError("ptxas", "too much shared memory", "-")})
+
+    with (
+        mock.patch.object(building, "build_entry", build),
+        pytest.raises(Exception, match="it does not fit: ") as caught,
+    ):
+        onepass.explain(unrelated, X, W, options=OPTIONS)
+    assert "UnmetOrder: onepass.fuse at " in str(caught.value)
 
 
 # --- the cache, and equal layers ---

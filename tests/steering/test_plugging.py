@@ -109,7 +109,7 @@ def triton_norm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
     return launch
 
 
-@pytest.mark.parametrize("target", ["cpu", "triton-interpret"])
+@pytest.mark.parametrize("target", ["cpu", pytest.param("triton-interpret", marks=pytest.mark.rotating)])
 @pytest.mark.parametrize("spelling", NORMS, ids=lambda f: f.__name__)
 def test_a_triton_kernel_for_every_spelling(
     spelling: Callable[..., Tensor], target: str, triton_norm: Callable[..., Tensor]
@@ -349,8 +349,10 @@ def test_not_in_training_nor_for_an_absent_chip() -> None:
     graphs = onepass.explain(norm, x.clone().requires_grad_(), w, options=OPTIONS).graphs
     assert not any(calls(g) for g in graphs) and "inference only" in reasons(graphs[0])[0][1]
     with unbuilt():
-        record = explained(norm, x, w, target="sm_90")
-    assert not calls(record) and "cannot be checked here" in reasons(record)[0][1]
+        for target in ("sm_90", "cpu"):
+            record = explained(norm, x, w, target=target)
+            assert not calls(record) and "cannot be checked here" in reasons(record)[0][1]
+    assert calls(explained(norm, x, w))
 
 
 def test_a_graph_compiled_before_is_not_taken_from_the_cache() -> None:
@@ -388,6 +390,12 @@ def test_a_rewrite_for_every_spelling(spelling: Callable[[Tensor], Tensor]) -> N
     record = explained(program, large)
     assert not calls(record) and reasons(record)[0][0]
     agree(program, torch.randn(5, 7))
+
+
+def test_a_rewrite_with_calls_is_left_out_and_says_so() -> None:
+    onepass.replace(log_of_sum, lambda x: (x.sort(-1)[0]).exp().sum(-1).log(), example=(torch.empty(3, 4),))
+    ((accepted, reason),) = reasons(explained(log_of_sum, torch.randn(3, 7)))
+    assert not accepted and "its replacement has calls" in reason
 
 
 def test_a_wrong_rewrite_is_an_error_with_the_sample() -> None:
