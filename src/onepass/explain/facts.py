@@ -8,8 +8,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..autograd.between import bytes_of
-from ..ir.record import GraphFacts
 from ..ir.origins import origin_of
+from ..ir.record import GraphFacts
 
 _NARROWER = (torch.float32, torch.float16, torch.bfloat16)
 
