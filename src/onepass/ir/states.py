@@ -9,7 +9,7 @@ from .expr import Const, Expr, const, pointwise
 from .monoids import identity
 
 _OPERATIONS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-JOINED = frozenset((*_OPERATIONS, "argmax", "argmin"))  # the monoids that `joined` knows
+JOINED = frozenset((*_OPERATIONS, "argmax", "argmin", "logsumexp"))  # the monoids that `joined` knows
 
 
 def identities(monoid: str, dtypes: Iterable[DType]) -> list[Const]:
@@ -26,11 +26,19 @@ def identities(monoid: str, dtypes: Iterable[DType]) -> list[Const]:
     return [neutral]
 
 
+def share(x: Expr, top: Expr) -> Expr:
+    """exp(x - top), also where both are the same infinity."""
+    return pointwise("where", pointwise("eq", x, top), const(1.0, x.dtype), pointwise("exp", x - top))
+
+
 def joined(monoid: str, before: Sequence[Expr], after: Sequence[Expr]) -> list[Expr]:
     """The state of what entered one state, then of what entered another."""
     if monoid in _OPERATIONS:
         return [pointwise(_OPERATIONS[monoid], before[0], after[0])]
     (value, index), (x, at) = before, after
+    if monoid == "logsumexp":
+        top = pointwise("maximum", value, x)
+        return [top, index * share(value, top) + at * share(x, top)]
     is_nan = pointwise("isnan", x) & ~pointwise("isnan", value)
     equal = pointwise("eq", x, value) | (pointwise("isnan", x) & pointwise("isnan", value))
     beyond = pointwise("gt" if monoid == "argmax" else "lt", x, value)

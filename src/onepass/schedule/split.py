@@ -19,7 +19,7 @@ from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
-from ..ir.states import identities, joined
+from ..ir.states import identities, joined, share
 from ..ir.target import Target
 from .layout import AxisOrder
 from .walk import nest_kernel
@@ -89,27 +89,40 @@ def _chunk_totals(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Ne
     bound = dict(nest.bound)
     for k, s in enumerate(nest.scans):
         over = Axis(f"{axis.name}.{k}", axis.extent)
-        bound[over] = axis
         inputs = tuple(substitute_axes(v, {axis: over.poly()}) for v in s.inputs)
-        stores += workspace.leave(Reduce(s.monoid, inputs, (over,)), (*nest.outer, number), {number: f"chunk{k}"})
+        for total in _merging(s.monoid, inputs, over):
+            bound |= dict.fromkeys(total.over, axis)
+            stores += workspace.leave(total, (*nest.outer, number), {number: f"chunk{k}"})
     return Nest(tuple(stores), (*nest.classes, number), bound, (*nest.outer, number), axis)
+
+
+def _merging(monoid: str, values: tuple[Expr, ...], over: Axis) -> list[Reduce]:
+    """The reductions that are the state of a scan after all of an axis. `values`: elements, or all parts of states."""
+    if monoid != "logsumexp":
+        return [Reduce(monoid, values, (over,))]
+    top, other = Reduce("max", values[:1], (over,)), Axis(f"{over.name}s", over.extent)
+    x, *terms = (substitute_axes(v, {over: other.poly()}) for v in values)
+    total = share(x, Part(top, 0))
+    return [top, Reduce("sum", (terms[0] * total if terms else total,), (other,))]
 
 
 def scanned_on(nest: Nest, head: Nest, workspace: Workspace) -> Nest:
     """The nest with chunks whose scans go on from the states of the chunks before them."""
     number, bound, known = head.outer[-1], dict(nest.bound), dict[Expr, Expr]()
-    for s, states in zip(nest.scans, workspace.states.values(), strict=True):
-        (name,) = states.numbers.values()
-        other, cls = Axis(f"{name}.r", number.extent), Axis(f"{name}.c", number.extent)
-        bound[other] = cls
+    left = iter(workspace.states.values())
+    for k, s in enumerate(nest.scans):
+        states = [next(left) for _ in range(2 if s.monoid == "logsumexp" else 1)]
+        other, cls = Axis(f"chunk{k}.r", number.extent), Axis(f"chunk{k}.c", number.extent)
         before = pointwise("gt" if s.reverse else "lt", Index(other.poly()), Index(number.poly()))
         neutral = identities(s.monoid, s.part_dtypes)
-        read = zip(states.read({number: other.poly()}), neutral, strict=True)
-        prefix = Reduce(s.monoid, tuple(pointwise("where", before, v, n) for v, n in read), (other,))
-        own = [[Part(x, k) for k in range(len(s.part_dtypes))] for x in (prefix, s)]
-        known |= dict(zip(own[1], joined(s.monoid, *own), strict=True))
+        read = zip((v for x in states for v in x.read({number: other.poly()})), neutral, strict=True)
+        prefix = _merging(s.monoid, tuple(pointwise("where", before, v, n) for v, n in read), other)
+        bound |= {a: cls for r in prefix for a in r.over}
+        parts = [Part(r, j) for r in prefix for j in range(len(r.part_dtypes))]
+        own = [Part(s, j) for j in range(len(s.part_dtypes))]
+        known |= dict(zip(own, joined(s.monoid, parts, own), strict=True))
     stores = tuple(replace(s, value=rewrite(s.value, known.get)) for s in nest.stores)
-    classes = (*nest.classes, number, *(bound[a] for a in bound if a not in nest.bound))
+    classes = (*nest.classes, number, *dict.fromkeys(bound[a] for a in bound if a not in nest.bound))
     return Nest(stores, classes, bound, head.outer, head.split)
 
 
