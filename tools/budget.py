@@ -18,9 +18,9 @@ from module_graph import cycles, modules_of
 # Of all Python files, without blank lines, comments and docstrings. The aim is 15,000 and what later capabilities add:
 # backward of attention has about 650 of these lines, losses in chunks of rows 1,080, masks known at compile time,
 # undefined tangents and sizes of 1 together 330, what is kept for backward 440, attention in training (groups of heads,
-# forms that the library takes, gradients of biases) 175, rows joined of
+# forms that the library takes, gradients of biases) 182, rows joined of
 # equal parts 51.
-CODE_LINES = 22289
+CODE_LINES = 22294
 FILE_LINES = 600
 FUNCTION_LINES = 60
 DOCSTRING_LINES = 12
