@@ -25,7 +25,7 @@ from ..ir.orders import is_asked
 from ..ir.plan import Decision
 from ..ir.target import Target
 from .between import COMPUTE_AGAIN, PRODUCTS, SAVE, Between, depth, matrices, nodes_reached, products_between, size_of
-from .exact import compared_with_extremes
+from .exact import compared_with_extremes, viewed
 from .references import drop_references
 from .row_sums import normalise, replace_row_sums, row_sums
 
@@ -230,7 +230,15 @@ def _repetitions(between: Between) -> Iterable[Node]:
             path.append(path[-1].all_input_nodes[0])
             if size_of(path[-1]) < size_of(matrix):
                 yield from path[:-1]
+                _keep(path[-1], between)
                 break
+
+
+def _keep(repeated: Node, between: Between) -> None:
+    """What is repeated stays as it is: kernels read it, and would compute it for every tile otherwise."""
+    repeated = viewed(repeated)
+    if repeated.op == "call_function" and repeated not in between.later and "recompute" not in repeated.meta:
+        repeated.meta |= SAVE
 
 
 def _made_of(between: Between) -> Iterable[Node]:
