@@ -36,7 +36,7 @@ def measure(
     """
     result: dict[str, Any] = {"minimum_bytes": 0, "minimum_flops": 0.0, **{key: {} for key in _PER_SYSTEM}}
     try:
-        _measure_into(result, Prepared(workload, scale, device), systems, rounds, caches, lock)
+        _measure_into(result, Prepared(workload, scale, device), systems, rounds, device, caches, lock)
     except Exception as error:  # eager itself, or the clock
         result["problems"]["the workload"] = first_line(error)
     forget(device)
@@ -44,13 +44,13 @@ def measure(
 
 
 def _measure_into(
-    result: dict[str, Any], prepared: Prepared, systems: list[str], rounds: int, caches: str, lock: str
+    result: dict[str, Any], prepared: Prepared, systems: list[str], rounds: int, device: str, caches: str, lock: str
 ) -> None:
     torch._dynamo.reset()
     with turn(lock):
         eager, reference = prepared.call(prepared.workload.function), prepared.reference()
         _finish(eager)
-        if prepared.device == "cuda":
+        if device == "cuda":
             torch.cuda.empty_cache()  # processes beside this one need the memory
     checked_by = str(prepared.reference_type()).removeprefix("torch.")
     result |= {
@@ -63,8 +63,8 @@ def _measure_into(
     with turn(lock):
         calls |= _ready(prepared, [s for s in systems if s in MEASURING], eager, reference, caches, result)
         del eager, reference
-        result |= timing.times({s: calls[s] for s in systems if s in calls}, rounds, prepared.device)
-        _count(prepared, calls, prepared.device, result)
+        result |= timing.times({s: calls[s] for s in systems if s in calls}, rounds, device)
+        _count(prepared, calls, device, result)
 
 
 def _ready(

@@ -53,7 +53,7 @@ class Prepared:
 
     def __init__(self, workload: Workload, scale: float, device: str = "cpu", seed: int = 0) -> None:
         torch.manual_seed(seed)
-        self.workload, self.device = workload, device
+        self.workload = workload
         with torch.device(device):
             self.arguments = workload.build(scale)
         self.wanted: list[Tensor] = []
