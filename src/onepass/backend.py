@@ -6,6 +6,7 @@ with the reason recorded and one warning; `strict` raises instead.
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,6 +37,7 @@ from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
 from .ir.origins import origin_of
+from .ir.plan import Decision
 from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
 from .lowering.decompositions import decomposition_table
@@ -46,7 +48,7 @@ from .lowering.masked_attention import prepare_attention
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
 from .lowering.size_one import is_right_for_one
-from .plugging import in_training, plugged
+from .plugging import plug_into, plugged
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
@@ -116,7 +118,11 @@ def _multiplying_target(options: Options, joint: GraphModule) -> Target | None:
 
 
 def _compile(
-    graph: GraphModule, options: Options, direction: str, ended: tuple[str, str] = ("", "")
+    graph: GraphModule,
+    options: Options,
+    direction: str,
+    ended: tuple[str, str] = ("", ""),
+    notes: Sequence[Decision] = (),
 ) -> Callable[[list[Any]], Any]:
     if direction == "inference":
         _check_any_size(graph)
@@ -136,9 +142,8 @@ def _compile(
         return _as_eager(graph, error, direction)
     if direction == "forward":
         compiled.record.saved = [_saved_record(*saved) for saved in graph.meta.get(SAVED, ())]
-        compiled.record.decisions += in_training()
         compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
-    compiled.record.decisions += graph.meta.get(DECISIONS, [])
+    compiled.record.decisions += [*notes, *graph.meta.get(DECISIONS, [])]
     if direction != "backward":
         compiled.record.facts = facts_of(graph, ended)
     for part in (compiled, *compiled.parts):
@@ -247,11 +252,12 @@ def _takes_undefined(owner: Any) -> bool:
 class _Made(threading.local):
     """What is made while a graph is compiled on this thread. `mark`: of a forward with several tangents in backward.
 
-    `ended`: why tracing ended with it, and where.
+    `ended`: why tracing ended with it, and where; `notes`: on what is plugged into it.
     """
 
     mark: object = None
     ended: tuple[str, str] = ("", "")
+    notes: Sequence[Decision] = ()
 
 
 def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[[list[Any]], Any]:
@@ -273,7 +279,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     made = _Made()
 
     def forward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        call = _compile(graph, chosen, "forward", made.ended)
+        call = _compile(graph, chosen, "forward", made.ended, made.notes)
         call.onepass = made.mark  # type: ignore[attr-defined]
         return call
 
@@ -292,7 +298,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     inner = aot_autograd(
         fw_compiler=forward_compiler,
         bw_compiler=backward_compiler,
-        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference", made.ended),
+        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference", made.ended, made.notes),
         partition_fn=parted,
         decompositions=decomposition_table(chosen.target, chosen.eager_random),
         keep_inference_input_mutations=True,
@@ -300,6 +306,9 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
         mark(graph, chosen.no_fuse)
+        trains = torch.is_grad_enabled() and any(getattr(i, "requires_grad", False) for i in example_inputs)
+        made.notes = plug_into(graph, chosen, functools.partial(choose_target, chosen)) if trains else ()
+        reset_streams()
         if chosen.fuse and multiplies:
             prepare_attention(graph)
         write_out_fused_updates(graph)
@@ -311,7 +320,6 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         as_it_is: Callable[..., Any] = graph.forward
         if not is_planning() and any(map(_without_memory, example_inputs)):
             return as_it_is
-        reset_streams()
         on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in example_inputs)
         if on_gpu:
             start_launcher()  # while graphs are traced
