@@ -48,6 +48,9 @@ MOST_LONGER = 3  # times as many operations as the reference has
 _WORD = re.compile(r"[a-z_0-9.]+(?:<\w+>)?\(|[a-z]+(?:\.\d)?\[|\^-?\d+(?:/\d+)?|p\d+\[")
 
 
+_POSITION = re.compile(r"index\([^()]*\)(?:\^-?\d+)?")  # a position, or a size known at run time
+
+
 @dataclass(frozen=True, eq=False)
 class Reference:
     """A reference on some tensors. `results`: each as a part; `main`: the number of the one that is made last."""
@@ -189,8 +192,7 @@ class Plugged:
         try:
             metas = [meta_of(g) if isinstance(g, View) else g for g in given]
             function(*(empty(m, "meta") for m in metas))  # says no more quietly than fake tensors
-            known = [not isinstance(g, View) or not symbols_of([g]) for g in given]
-            tensors = [empty(m) if k else self._fake(g) for m, g, k in zip(metas, given, known, strict=True)]
+            tensors = [self._fake(g) if isinstance(g, View) else empty(g) for g in given]
             graph = functional_graph(function, tensors, self.options.target)
             program = lower_graph(
                 graph, wide_statistics=self.target.wide_statistics, device=self._device(metas[0][3].type)
@@ -211,7 +213,7 @@ class Plugged:
     def _fake(self, view: View) -> Tensor:
         """A tensor without values; sizes known at run time are those of the graph."""
         shape, strides = ([p.evaluate(self.sizes) for p in polys] for polys in (view.shape, view.strides))
-        if not symbols_of([view]) or self.mode is None:
+        if self.mode is None:
             return empty(meta_of(view), "meta")
         with self.mode:
             device = torch.device(view.buffer.device)
@@ -287,13 +289,10 @@ def spliced_in(program: Program, place: Place, new: list[Statement]) -> Program:
     first = next((k for k, s in enumerate(kept) if results & {*read_by(s)}), len(kept))
     if last >= first:
         return program  # an input is made of a result
-    before = {s for s in program.statements[: program.statements.index(_last_of(program, place))]}
-    at = min(first, max(last + 1, sum(s in before for s in kept)))
+    end = max(k for k, s in enumerate(program.statements) if _made(s) & place.made)
+    before = sum(not _made(s) & place.made for s in program.statements[:end])
+    at = min(first, max(last + 1, before))
     return replace(program, statements=(*kept[:at], *new, *kept[at:]))
-
-
-def _last_of(program: Program, place: Place) -> Statement:
-    return next(s for s in reversed(program.statements) if _made(s) & place.made)
 
 
 def _made(statement: Statement) -> set[Buffer]:
@@ -363,7 +362,7 @@ def _text(part: ProgramPart, inputs: Sequence[Buffer]) -> str | None:
 
 def _words(text: str | None) -> list[str]:
     """What a text has in common with that of the same computation on tensors of other sizes."""
-    return sorted(re.sub(r"p\d+", "p", w) for w in _WORD.findall(text or "") if not w.startswith("index("))
+    return sorted(re.sub(r"p\d+", "p", w) for w in _WORD.findall(_POSITION.sub("", text or "")))
 
 
 def _equal(result: ProgramPart, order: Sequence[Buffer], parts: Parts, inputs: Sequence[Buffer]) -> ProgramPart | None:
@@ -409,7 +408,7 @@ def _views(buffer: Buffer) -> Iterator[View]:
 
 def size_symbols(graph: GraphModule) -> tuple[dict[Any, Any], Any]:
     """The sizes known at run time, by their symbols, and the mode of the graph's tensors."""
-    sizes, found, mode = Sizes(), {}, None
+    sizes, found, mode = Sizes(), dict[Any, Any](), None
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val", node.meta.get("example_value"))
         mode = getattr(value, "fake_mode", mode)

@@ -72,7 +72,7 @@ def _refused(plug: Plug, reason: str) -> Decision:
     return Decision(plug.name, plug.name, plug.kind, False, reason)
 
 
-class _Watched(Interpreter):
+class _Watched(Interpreter):  # type: ignore[misc]
     """Runs dynamo's graph; keeps each tensor and a copy of its value at that time."""
 
     def __init__(self, graph: GraphModule, mode: Any) -> None:
@@ -81,7 +81,7 @@ class _Watched(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         known = n.meta.get("example_value")
-        if isinstance(known, int | float | torch.SymInt | torch.SymFloat):
+        if isinstance(known, int | float | torch.SymInt | torch.SymFloat) and n.op != "placeholder":
             return known
         if isinstance(n.target, HigherOrderOperator):  # torch cannot trace all of them here
             read = [t for t in map(self.env.get, n.all_input_nodes) if isinstance(t, Tensor)]
@@ -211,7 +211,10 @@ class _InTraining(Plugged):
             return "autocast or gradients are switched on or off inside"
         if any(not self._is_laid_out(place, k, s) for k, s in enumerate(made)):
             return "its result has another layout"
-        if symbols := {s for v in place.views for p in v.shape for s in p.symbols()} - {*_sources(given)}:
+        wanted = [n for s, v in zip(given, place.views, strict=True) if s.shape != v.shape for n in (*s.shape, *v.shape)]
+        outputs = place.reference.program.outputs
+        wanted += [n for s, o in zip(made, outputs, strict=True) if s.shape != o.shape for n in s.shape]
+        if symbols := {s for n in wanted for s in n.symbols()} - {*_sources(given)}:
             return f"the size {next(iter(symbols))} is that of no tensor it reads"
         return _Use(place, given, made, inside)
 
