@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
@@ -22,7 +22,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental import _config as shape_config
 
 from .autograd.between import bytes_of, hint
@@ -30,7 +30,7 @@ from .autograd.partition import SAVED, Saving, partition
 from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.saved import choose_saved
 from .autograd.undefined import tangents_of, without_tangents
-from .compilation import Compiled, compile_graph
+from .compilation import Compiled, compile_graph, library_products
 from .errors import CompilerNotFound, OnepassError, UnmetOrder
 from .explain.facts import ending, facts_of
 from .explain.memoryless import has_no_memory
@@ -48,7 +48,7 @@ from .lowering.masked_attention import prepare_attention
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
 from .lowering.size_one import is_right_for_one
-from .plugging import plug_into, plugged
+from .plugging import Plugged, plug_into, plugged
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
@@ -129,11 +129,9 @@ def _compile(
     try:
         target = choose_target(options, graph)
         rewrite = plugged(graph, target, options) if direction == "inference" else None
-        compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
         if direction == "inference":
-            calls = {e.name for e in compiled.record.externs}  # a product inside a kernel is nowhere as a whole
-            if (loops := _loops(options, calls)) is not None and loops(graph):
-                compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
+            _loop_over_rows(graph, target, options, rewrite)
+        compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
     except UnmetOrder:  # the user's own error, which they must see
         raise
     except Exception as error:
@@ -143,7 +141,9 @@ def _compile(
     if direction == "forward":
         compiled.record.saved = [_saved_record(*saved) for saved in graph.meta.get(SAVED, ())]
         compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
-    compiled.record.decisions += [*notes, *graph.meta.get(DECISIONS, [])]
+    calls = {e.name for e in compiled.record.externs}
+    loops = [d for d in graph.meta.get(DECISIONS, []) if d.accepted or d.producer in calls or direction != "inference"]
+    compiled.record.decisions += [*notes, *loops]
     if direction != "backward":
         compiled.record.facts = facts_of(graph, ended)
     for part in (compiled, *compiled.parts):
@@ -151,11 +151,28 @@ def _compile(
     return compiled.call
 
 
-def _loops(options: Options, names: Collection[str] | None = None) -> Callable[[GraphModule], bool] | None:
+def _loops(options: Options) -> Callable[[GraphModule], bool] | None:
     """What puts losses of products into loops over rows; None where all is to be as in eager."""
     if options.precision == "eager" or not options.fuse:
         return None
-    return lambda graph: loop_over_rows(graph, choose_target(options, graph), options.strict, names)
+    return lambda graph: loop_over_rows(graph, choose_target(options, graph), options.strict)
+
+
+def _loop_over_rows(graph: GraphModule, target: Target, options: Options, rewrite: Plugged | None) -> None:
+    """Put losses of products of an inference graph into loops over rows, before it is compiled.
+
+    A product inside a kernel is nowhere as a whole: where there is something to put into a loop, a plan says which
+    products the library computes.
+    """
+    if (loops := _loops(options)) is None:
+        return
+    copy = Graph()
+    copy.output(copy.graph_copy(graph.graph, {}))
+    if loops(trial := GraphModule(graph, copy)):
+        names = library_products(graph, target, options, rewrite)
+        loop_over_rows(graph, target, options.strict, names)
+    else:
+        graph.meta[DECISIONS] = trial.meta[DECISIONS]
 
 
 def _saved_record(node: Node, why: str) -> SavedRecord:

@@ -12,5 +12,6 @@ from .declared import KernelWarning as KernelWarning
 from .declared import kernel as kernel
 from .declared import replace_by as replace_by
 from .declared import unplug as unplug
+from .places import Plugged as Plugged
 from .places import plugged as plugged
 from .training import plug_into as plug_into
