@@ -211,7 +211,9 @@ class _InTraining(Plugged):
             return "autocast or gradients are switched on or off inside"
         if any(not self._is_laid_out(place, k, s) for k, s in enumerate(made)):
             return "its result has another layout"
-        wanted = [n for s, v in zip(given, place.views, strict=True) if s.shape != v.shape for n in (*s.shape, *v.shape)]
+        wanted = [
+            n for s, v in zip(given, place.views, strict=True) if s.shape != v.shape for n in (*s.shape, *v.shape)
+        ]
         outputs = place.reference.program.outputs
         wanted += [n for s, o in zip(made, outputs, strict=True) if s.shape != o.shape for n in s.shape]
         if symbols := {s for n in wanted for s in n.symbols()} - {*_sources(given)}:
