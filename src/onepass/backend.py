@@ -290,6 +290,17 @@ def _tell(error: Exception, direction: str) -> None:
     _publish(CompileRecord(direction=direction, fallback=reason))
 
 
+def _prepare(graph: GraphModule, inputs: Sequence[Any], options: Options, multiplies: bool) -> list[Decision]:
+    """Change dynamo's graph before AOTAutograd sees it; what is to be said of it."""
+    mark(graph, options.no_fuse)
+    notes = plug_into(graph, inputs, options, functools.partial(choose_target, options))
+    reset_streams()
+    if options.fuse and multiplies:
+        prepare_attention(graph)
+    write_out_fused_updates(graph)
+    return notes
+
+
 def make_backend(options: dict[str, Any] | None = None) -> Backend:
     """A dynamo backend with these options; unknown names and bad values raise here."""
     chosen = Options.make(options)
@@ -322,13 +333,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     )
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
-        mark(graph, chosen.no_fuse)
-        trains = torch.is_grad_enabled() and any(getattr(i, "requires_grad", False) for i in example_inputs)
-        made.notes = plug_into(graph, chosen, functools.partial(choose_target, chosen)) if trains else ()
-        reset_streams()
-        if chosen.fuse and multiplies:
-            prepare_attention(graph)
-        write_out_fused_updates(graph)
+        made.notes = _prepare(graph, example_inputs, chosen, multiplies)
         made.mark, made.ended = None, ending(graph)
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)

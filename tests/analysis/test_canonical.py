@@ -13,7 +13,7 @@ from onepass.analysis.canonical import canonical
 from onepass.analysis.cuts import parts_of
 from onepass.ir.program import Buffer
 from onepass.lowering.graph import lower_graph
-from onepass.plugging.places import functional_graph
+from onepass.plugging.tracing import functional_graph
 
 Function = Callable[..., Tensor]
 X, W = torch.randn(4, 6, 8), torch.randn(8)

@@ -67,18 +67,18 @@ def partition(
     decisions = follow_hints(joint)
     cut = functools.partial(_cut, joint, inputs, None if divided else saving, strict, divided, **kwargs)
     if target is None or not any(between.backward for between in products_between(joint)):
-        return cut(decisions)
+        return cut(decisions=decisions)
     before = Graph()
     before.output(before.graph_copy(joint.graph, {})).meta = dict(joint.graph.output_node().meta)
     again = _recomputed(joint, target, strict, before)
     try:
-        return cut([*decisions, *again])
+        return cut(decisions=[*decisions, *again])
     except Exception as error:
         if strict or not any(d.accepted for d in again):
             raise
         joint.graph = before
         reason = f"not computed again: {type(error).__name__}: {error}"
-        return cut([*decisions, Decision("graph", "backward", "recompute", False, reason)])
+        return cut(decisions=[*decisions, Decision("graph", "backward", "recompute", False, reason)])
 
 
 def _cut(

@@ -58,12 +58,13 @@ def sample(metas: Metas, scale: float) -> list[Tensor]:
 
 
 def _drawn(meta: Meta, scale: float, generator: torch.Generator) -> Tensor:
-    shape, _, dtype, _ = meta
+    shape, _, dtype, device = meta
     if dtype.is_floating_point:
         values = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
     else:
         values = torch.randint(0, 2 if dtype is torch.bool else 8, shape, generator=generator)
-    return empty(meta).copy_(values)
+    present = device.type != "meta" and (device.type != "cuda" or torch.cuda.is_available())
+    return empty(meta, "" if present else "cpu").copy_(values)
 
 
 def difference(

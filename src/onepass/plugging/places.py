@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import GraphModule
 
 from ..analysis.access import assumed_size, estimate
 from ..analysis.canonical import canonical
@@ -31,16 +30,16 @@ from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, rewrite
 from ..ir.options import Options
 from ..ir.plan import Decision
-from ..ir.poly import Poly, Symbol
+from ..ir.poly import Poly, Symbol, product
 from ..ir.program import Buffer, Define, Extern, HostValue, Origin, Program, Statement, View
 from ..ir.target import Target
-from ..lowering.decompositions import decomposition_table
 from ..lowering.graph import lower_graph
 from ..lowering.registry import Unsupported
 from ..lowering.symbols import Sizes
 from ..lowering.torch_private import outside_of_traces
 from .checks import MOST_ELEMENTS, Function, Meta, Metas, difference, elements, empty, listed, metas_of, sample, time_us
 from .declared import KernelWarning, Plug, declared
+from .tracing import functional_graph
 
 MOST_WAYS = 64  # of giving a part's inputs to a reference
 NOT_SPLICED = "its replacement has calls, or a result of another layout"
@@ -337,22 +336,6 @@ class _Call:
         return found[0] if len(found) == 1 else tuple(found)
 
 
-def functional_graph(function: Function, values: Sequence[Tensor], target: str = "auto") -> GraphModule:
-    """What a function does to tensors like these, changes in place taken out."""
-    table, traced = decomposition_table(target), function
-    while True:  # what is taken apart may itself hold changes in place
-        graph: GraphModule = make_fx(torch.func.functionalize(traced), table, tracing_mode="fake")(*values)
-        if traced is not function or not changes_in_place(graph):
-            return graph
-        traced = Interpreter(graph).run
-
-
-def changes_in_place(graph: GraphModule) -> bool:
-    """Whether an operation changes a tensor."""
-    calls = (n.target for n in graph.graph.nodes if n.op == "call_function")
-    return any(getattr(getattr(t, "_schema", None), "is_mutable", False) for t in calls)
-
-
 # --- which part ---
 
 
@@ -397,10 +380,7 @@ def _views(buffer: Buffer) -> Iterator[View]:
         turned = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
         yield View(buffer, *turned, Poly.ZERO)
     if len(shape) > 2 and all(a is b * n for a, b, n in zip(strides, strides[1:-1], shape[1:-1], strict=False)):
-        rows = Poly.ONE
-        for n in shape[:-1]:
-            rows = rows * n
-        yield View(buffer, (rows, shape[-1]), strides[-2:], Poly.ZERO)
+        yield View(buffer, (product(shape[:-1]), shape[-1]), strides[-2:], Poly.ZERO)
 
 
 # --- sizes and tensors ---

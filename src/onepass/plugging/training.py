@@ -12,36 +12,33 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 from ..analysis.access import estimate, flat_offset
-from ..autograd.partition import partition
-from ..autograd.saved import choose_saved
-from ..compilation import compile_graph
 from ..ir.options import Options
 from ..ir.plan import Decision
-from ..ir.poly import Poly, Symbol
+from ..ir.poly import Poly, Symbol, product
 from ..ir.program import Buffer, Program, contiguous_strides
 from ..ir.target import Target
-from ..lowering.decompositions import decomposition_table
 from ..lowering.graph import lower_with_values
-from ..lowering.registry import RULES, supported
+from ..lowering.registry import supported
 from ..lowering.symbols import Sizes
 from ..lowering.torch_private import HigherOrderOperator, outside_of_traces
 from ..lowering.values import Ref, linear_position, own_point
-from .checks import Function, Metas, difference, elements, listed, sample, time_us
+from .checks import Function, Metas, difference, elements, empty, listed
 from .declared import Plug, declared
 from .operators import Differentiated, unknown
-from .places import Place, Plugged, called, functional_graph, meta_of, spliced_in
+from .places import Place, Plugged, called, meta_of, spliced_in
+from .tracing import functional_graph, training_times
 
 MOST_COMPARED = 2**27  # elements that a part reads
 NO_BACKWARD = "has no `backward=`: it runs in inference only"
@@ -50,9 +47,12 @@ _WIDENED = {"float": "double", "half": "double", "bfloat16": "double"}  # method
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def plug_into(graph: GraphModule, options: Options, target_of: Callable[[GraphModule], Target]) -> list[Decision]:
-    """Put what is plugged in into dynamo's graph of a program that is differentiated; the decisions."""
-    plugs = declared() if options.fuse else ()
+def plug_into(
+    graph: GraphModule, inputs: Sequence[Any], options: Options, target_of: Callable[[GraphModule], Target]
+) -> list[Decision]:
+    """Put what is plugged in into dynamo's graph, if that is to be differentiated; the decisions."""
+    trains = torch.is_grad_enabled() and any(getattr(i, "requires_grad", False) for i in inputs)
+    plugs = declared() if options.fuse and trains else ()
     notes = [_refused(p, f"{p.name} {NO_BACKWARD}") for p in plugs if not p.pattern and p.backward is None]
     usable = tuple(p for p in plugs if p.pattern or p.backward is not None)
     if usable:
@@ -81,8 +81,9 @@ class _Watched(Interpreter):  # type: ignore[misc]
 
     def run_node(self, n: Node) -> Any:
         known = n.meta.get("example_value")
-        if isinstance(known, int | float | torch.SymInt | torch.SymFloat) and n.op != "placeholder":
-            return known
+        number = getattr(getattr(known, "node", None), "hint", known)
+        if n.target == "item" and isinstance(number, int | float):
+            return number  # of a constant that dynamo has read
         if isinstance(n.target, HigherOrderOperator):  # torch cannot trace all of them here
             read = [t for t in map(self.env.get, n.all_input_nodes) if isinstance(t, Tensor)]
             value = unknown(read, known)
@@ -112,7 +113,8 @@ class _Traced:
             counts.append(len(results))
             return [*results, *watched.copies.values(), *map(torch.clone, watched.tensors.values())]
 
-        with preserve_node_meta():
+        env = getattr(mode, "shape_env", None)
+        with preserve_node_meta(), nullcontext() if env is None else env.ignore_fresh_unbacked_symbols():
             self.graph = functional_graph(run, given, target)
         output = self.graph.graph.output_node()
         found = [_copied(n) for n in pytree.tree_leaves(output.args[0])]
@@ -173,15 +175,12 @@ class _InTraining(Plugged):
     # --- whether it may stand there ---
 
     def verdict(self, place: Place) -> Decision:
-        plug = place.plug
-        use = self._use(place)
+        plug, use = place.plug, self._use(place)
         if isinstance(use, str):
             return Decision("", "", plug.kind, False, f"{plug.name} is not used in training: {use}")
         verdict = super().verdict(place)
         if verdict.accepted and (found := self._own_difference(use)) is not None:
-            reason = (
-                f"{plug.name} is not used in training: the gradient of the program's own operations differs: {found}"
-            )
+            reason = f"{plug.name} is not used in training: the program's own gradient is another: {found}"
             return replace(verdict, accepted=False, reason=reason)
         return verdict
 
@@ -205,19 +204,18 @@ class _InTraining(Plugged):
         inside = self._between({s.node for s in given}, [s.node for s in made])
         if isinstance(inside, str):
             return inside
-        around = range(min(map(self.order.__getitem__, inside)), max(map(self.order.__getitem__, inside)))
-        nodes = [*self.dynamo.graph.nodes]
-        if any(word in str(getattr(nodes[k].target, "__name__", "")) for k in around for word in _MODES):
+        first, last = (pick(self.order[n] for n in inside) for pick in (min, max))
+        around = (str(getattr(n.target, "__name__", "")) for n, k in self.order.items() if first <= k < last)
+        if any(word in name for name in around for word in _MODES):
             return "autocast or gradients are switched on or off inside"
-        if any(not self._is_laid_out(place, k, s) for k, s in enumerate(made)):
+        if not self._is_laid_out(place, made):
             return "its result has another layout"
-        wanted = [
-            n for s, v in zip(given, place.views, strict=True) if s.shape != v.shape for n in (*s.shape, *v.shape)
-        ]
-        outputs = place.reference.program.outputs
-        wanted += [n for s, o in zip(made, outputs, strict=True) if s.shape != o.shape for n in s.shape]
-        if symbols := {s for n in wanted for s in n.symbols()} - {*_sources(given)}:
-            return f"the size {next(iter(symbols))} is that of no tensor it reads"
+        ends = zip(made, place.reference.program.outputs, strict=True)
+        pairs = [*((s.shape, v.shape) for s, v in zip(given, place.views, strict=True)),
+                 *((s.shape, o.shape) for s, o in ends)]  # fmt: skip
+        sizes = {s for a, b in pairs if a != b for n in (*a, *b) for s in n.symbols()}
+        if sizes - {*_sources(given)}:
+            return "a size that it needs is that of no tensor it reads"
         return _Use(place, given, made, inside)
 
     def _between(self, given: set[Node], made: Sequence[Node]) -> tuple[Node, ...] | str:
@@ -230,19 +228,26 @@ class _InTraining(Plugged):
             inside.add(node)
             if _number(node) is None:
                 if node.op == "placeholder":
-                    return f"it reads {node.name} in two ways"
+                    return f"it is also made of {node.name}"
                 waiting += node.all_input_nodes
         return tuple(sorted(inside, key=self.order.__getitem__))
 
-    def _is_laid_out(self, place: Place, number: int, spot: _Spot) -> bool:
-        """Whether the reference's result has the strides that the program's has."""
-        out = place.reference.program.outputs[number]
-        strides = supported(Sizes().strides, spot.node.meta["example_value"].stride())
-        if out.shape != spot.shape:
-            return bool(strides == contiguous_strides(spot.shape) and out.strides == contiguous_strides(out.shape))
-        return strides is not None and all(
-            n is Poly.ONE or a == b for n, a, b in zip(out.shape, strides, out.strides, strict=True)
-        )
+    def _is_laid_out(self, place: Place, made: Sequence[_Spot]) -> bool:
+        """Whether what is plugged in gives results with the strides that the program's have."""
+        for spot, out in zip(made, place.reference.program.outputs, strict=True):
+            strides = supported(Sizes().strides, _value(spot).stride())
+            if out.shape != spot.shape:
+                same = strides == contiguous_strides(spot.shape) and out.strides == contiguous_strides(out.shape)
+            else:
+                each = zip(out.shape, strides or (), out.strides, strict=False)
+                same = strides is not None and all(n is Poly.ONE or a == b for n, a, b in each)
+            if not same:
+                return False
+        plug, metas = place.plug, [empty(meta_of(v), "meta") for v in place.views]
+        if not plug.pattern:
+            return True  # a kernel's result is laid out as its reference's
+        results = (listed(f(*metas)) for f in (plug.function, plug.reference))
+        return all(a.stride() == b.stride() for a, b in zip(*results, strict=True))
 
     # --- whether it is right, and faster ---
 
@@ -270,54 +275,22 @@ class _InTraining(Plugged):
         return plug.operators[floats]
 
     def times(self, plug: Plug, metas: Metas) -> tuple[float, float]:
-        """Forward and backward together."""
-        values = sample(metas, 1.0)
-        results = listed(plug.function(*values))
-        steps = [torch.randn_like(r) if r.is_floating_point() else r for r in results]
         assert plug.backward is not None
-        backward = plug.backward
-        theirs = time_us(lambda: plug.function(*values)) + time_us(lambda: backward(*values, *results, *steps))
-        return theirs, sum(self._own_times(plug, values, steps))
-
-    def _own_times(self, plug: Plug, values: list[Tensor], steps: list[Tensor]) -> list[float]:
-        primals = [v.requires_grad_(v.is_floating_point()) for v in values]
-        with torch.enable_grad():
-            joint, count = _joint(plug.reference, primals, steps, self.options.target)
-        with torch.no_grad():
-            save = lambda graph, outputs: choose_saved(graph, outputs, self.target, RULES, 1.0)  # noqa: E731
-            parts = partition(joint, (primals, steps), saving=save, num_fwd_outputs=count)
-            own = [
-                compile_graph(g, self.target, self.quiet, d)
-                for g, d in zip(parts, ("forward", "backward"), strict=True)
-            ]
-            given = {
-                n.target: v for n, v in zip(joint.graph.find_nodes(op="placeholder"), [*primals, *steps], strict=True)
-            }
-            saved = own[0].call([given[n.target] for n in parts[0].graph.find_nodes(op="placeholder")])
-            names = [
-                n.name if isinstance(n, Node) else "" for n in pytree.tree_leaves(parts[0].graph.output_node().args)
-            ]
-            given |= dict(zip(names, saved, strict=True))
-            args = [[given[n.target] for n in p.graph.find_nodes(op="placeholder")] for p in parts]
-            return [time_us(lambda c=c, a=a: c.call([*a])) for c, a in zip(own, args, strict=True)]
+        return training_times(plug.function, plug.backward, plug.reference, metas, self.target, self.quiet)
 
     # --- what takes its place ---
 
     def _put(self, use: _Use) -> None:
         """Call what is plugged in where the first result is made."""
-        graph, place = self.dynamo.graph, use.place
-        if place.plug.pattern:
-            function = place.plug.function
-        else:
-            floats = tuple(_kind(s)[2] for s in use.inputs)
-            function = place.plug.operators[floats]
+        graph, plug = self.dynamo.graph, use.place.plug
+        floats = tuple(_value(s).dtype.is_floating_point for s in use.inputs)
+        function = _as_function(plug.function if plug.pattern else plug.operators[floats], use)
         anchor = min((s.node for s in use.results), key=self.order.__getitem__)
         with graph.inserting_before(anchor):
-            node = graph.call_function(_as_function(function, use), tuple(s.node for s in use.inputs))
+            node = graph.call_function(function, tuple(s.node for s in use.inputs))
             node.meta = {k: v for k, v in anchor.meta.items() if k != "example_value"}
-            made = [node]
-            if len(use.results) > 1:
-                made = [graph.call_function(operator.getitem, (node, k)) for k in range(len(use.results))]
+            several = range(len(use.results)) if len(use.results) > 1 else ()
+            made = [graph.call_function(operator.getitem, (node, k)) for k in several] or [node]
         inside = {*use.inside}
         for new, spot in zip(made, use.results, strict=True):
             new.meta = {**spot.node.meta}
@@ -389,7 +362,7 @@ def _as_function(function: Function, use: _Use) -> Callable[..., Any]:
             given.append(tensor.transpose(-2, -1) if turned else shaped(tensor, view.buffer.shape, view.shape))
         outputs = place.reference.program.outputs
         found = zip(listed(function(*given)), outputs, use.results, strict=True)
-        results = [shaped(r, o.shape, s.shape) for r, o, s in found]
+        results = [shaped(r, o.shape, s.shape).to(_value(s).dtype) for r, o, s in found]  # autocast may be on
         return results[0] if len(results) == 1 else tuple(results)
 
     return plugged_in
@@ -412,39 +385,13 @@ def _is_all(ref: Ref) -> bool:
     if ref.buffer.strides != contiguous_strides(ref.buffer.shape):
         return False
     position = linear_position(own_point(ref.shape), ref.shape)
-    sizes = (Poly.ONE, Poly.ONE)
-    for k, shape in enumerate((ref.shape, ref.buffer.shape)):
-        for n in shape:
-            sizes = (sizes[0] * n, sizes[1]) if k == 0 else (sizes[0], sizes[1] * n)
-    return sizes[0] == sizes[1] and flat_offset(ref.buffer, ref.index) == position
+    return product(ref.shape) == product(ref.buffer.shape) and flat_offset(ref.buffer, ref.index) == position
 
 
-def _joint(reference: Function, primals: list[Tensor], steps: list[Tensor], target: str) -> tuple[GraphModule, int]:
-    """The joint graph of a reference, named as torch names them, and how many results are forward's."""
-    counts: list[int] = []
-
-    def joint(primals: list[Tensor], tangents: list[Tensor]) -> list[Any]:
-        results = listed(reference(*primals))
-        counts.append(len(results))
-        wanted = [p for p in primals if p.requires_grad]
-        roots = [(r, t) for r, t in zip(results, tangents, strict=True) if r.requires_grad]
-        gradients = torch.autograd.grad([r for r, _ in roots], wanted, [t for _, t in roots], allow_unused=True)
-        return [*results, *gradients]
-
-    traced = make_fx(joint, decomposition_table(target), tracing_mode="fake")(primals, steps)
-    with torch.no_grad():
-        count = len(primals)
-        graph = functional_graph(lambda *v: traced([*v[:count]], [*v[count:]]), [*primals, *steps], target)
-    for number, node in enumerate(graph.graph.find_nodes(op="placeholder")):
-        later = number >= len(primals)
-        name = f"tangents_{number - len(primals) + 1}" if later else f"primals_{number + 1}"
-        node.name = node.target = name
-    return graph, counts[0]
-
-
-def _kind(spot: _Spot) -> tuple[torch.dtype, torch.device, bool]:
+def _value(spot: _Spot) -> Tensor:
     value = spot.node.meta["example_value"]
-    return value.dtype, value.device, value.dtype.is_floating_point
+    assert isinstance(value, Tensor)
+    return value
 
 
 def _devices(graph: GraphModule) -> list[torch.device]:
