@@ -33,6 +33,7 @@ class Plug:
     always: bool = False  # a kernel is used, however long it takes
     where: Callable[..., bool] | None = None
     backward: Function | None = None
+    sizes: dict[Metas, frozenset[int]] = field(default_factory=dict)  # of the reference's results
     traced: dict[tuple[Metas, str], Any] = field(default_factory=dict)
     verdicts: dict[tuple[Any, ...], Decision] = field(default_factory=dict)
     operators: dict[tuple[bool, ...], Differentiated] = field(default_factory=dict)  # by which inputs are floating

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ..analysis.access import assumed_size, estimate
+from ..analysis.access import assumed_size, estimate, numel
 from ..analysis.canonical import canonical
 from ..analysis.cuts import Parts, ProgramPart, definitions, parts_of, work
 from ..analysis.inline import read_by
@@ -41,7 +41,7 @@ from .checks import MOST_ELEMENTS, Function, Meta, Metas, difference, elements, 
 from .declared import KernelWarning, Plug, declared
 from .tracing import functional_graph
 
-MOST_WAYS = 64  # of giving a part's inputs to a reference
+MOST_WAYS, MOST_TRACED = 8192, 64  # of giving a part's inputs to a reference; those of fitting sizes are traced
 NOT_SPLICED = "its replacement has calls, or a result of another layout"
 MOST_LONGER = 3  # times as many operations as the reference has
 _WORD = re.compile(r"[a-z_0-9.]+(?:<\w+>)?\(|[a-z]+(?:\.\d)?\[|\^-?\d+(?:/\d+)?|p\d+\[")
@@ -129,7 +129,8 @@ class Plugged:
             text = _text(part, part.inputs) if len(part.inputs) == len(plug.example) else None
             if text is None or _words(text) != words:
                 continue
-            for views in _ways(part.inputs):
+            fitting = (views for views in _ways(part.inputs) if self._fits(plug, part, views))
+            for views in itertools.islice(fitting, MOST_TRACED):
                 place = self._place(plug, parts, part, views, text)
                 if place is None or not self._is_wanted(place):
                     continue
@@ -141,6 +142,14 @@ class Plugged:
                 notes.append(replace(verdict, producer=names[0], consumer=names[1]))
                 return changed
         return program
+
+    def _fits(self, plug: Plug, part: ProgramPart, views: tuple[View, ...]) -> bool:
+        """Whether the reference takes tensors of these sizes and gives one as large as the part's result."""
+        key = tuple(map(meta_of, views))
+        if key not in plug.sizes:
+            found = _results_of(plug.reference, key)
+            plug.sizes[key] = frozenset(r.numel() for r in found if isinstance(r, Tensor))
+        return numel(part.end.buffer.shape) in plug.sizes[key]
 
     def _place(self, plug: Plug, parts: Parts, part: ProgramPart, views: tuple[View, ...], text: str) -> Place | None:
         """The part as a place of the reference, given the part's inputs in this way."""
@@ -236,7 +245,7 @@ class Plugged:
 
     def _judged(self, plug: Plug, metas: Metas, sizes: Sequence[Metas]) -> Decision:
         for checked in sizes:
-            if checked != metas and not _takes(plug.reference, checked):
+            if checked != metas and not _results_of(plug.reference, checked):
                 continue  # sizes that the program cannot have
             if (found := self.difference(plug, _checked(plug, checked))) is not None:
                 text = f"{plug.name} is not used: {found}"
@@ -360,17 +369,19 @@ def _equal(result: ProgramPart, order: Sequence[Buffer], parts: Parts, inputs: S
 
 
 def _ways(inputs: Sequence[Buffer]) -> Iterator[tuple[View, ...]]:
-    """The inputs of a part in every order; as they are, with rows and columns exchanged, or with all rows in one."""
-    orders = itertools.permutations(inputs)
-    each = ((sum(k), views) for o in orders for k, views in _seen_in_all_ways(o))
-    for _, views in itertools.islice(sorted(each, key=lambda way: way[0]), MOST_WAYS):
-        yield views
+    """The inputs of a part in every order; as they are, with rows and columns exchanged, or with all rows in one.
 
-
-def _seen_in_all_ways(inputs: Sequence[Buffer]) -> Iterator[tuple[tuple[int, ...], tuple[View, ...]]]:
-    options = [[*enumerate(_views(b))] for b in inputs]
-    for chosen in itertools.product(*options):
-        yield tuple(k for k, _ in chosen), tuple(v for _, v in chosen)
+    First those with few changes to what is there, or to matrices that are all turned, as the weights of modules are.
+    """
+    found = []
+    for order in itertools.permutations(inputs):
+        for chosen in itertools.product(*([*enumerate(_views(b))] for b in order)):
+            kinds = [(k, len(v.buffer.shape) == 2) for k, v in chosen]
+            cost = min(sum(k > 0 for k, _ in kinds), 1 + sum((k > 0) != matrix for k, matrix in kinds))
+            found.append((cost, tuple(v for _, v in chosen)))
+            if len(found) == MOST_WAYS:
+                break
+    yield from (views for _, views in sorted(found, key=lambda way: way[0]))
 
 
 def _views(buffer: Buffer) -> Iterator[View]:
@@ -427,12 +438,11 @@ def _checked(plug: Plug, metas: Metas) -> Metas:
     return tuple((s, t, dtype, device) for (s, t, *_), (_, _, dtype, device) in given)
 
 
-def _takes(function: Function, metas: Metas) -> bool:
-    """Whether a reference makes sense of tensors like these."""
+def _results_of(function: Function, metas: Metas) -> tuple[Any, ...]:
+    """What a function gives of tensors like these, without values; nothing where it makes no sense of them."""
     with suppress(Exception):
-        function(*(empty(m, "meta") for m in metas))
-        return True
-    return False
+        return listed(function(*(empty(m, "meta") for m in metas)))
+    return ()
 
 
 def _torch(dtype: DType) -> torch.dtype:
