@@ -18,6 +18,7 @@ from .explain.debug import report_stage
 from .explain.planning import is_planning
 from .ir.host_json import MalformedProgram
 from .ir.options import Options
+from .ir.program import Extern
 from .ir.record import CompileRecord
 from .ir.row_loop import RowLoop
 from .ir.target import Target
@@ -125,6 +126,14 @@ def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileR
         return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record)
     executable = Executable(entry.host, list(kernels))
     return Compiled(executable.call, record, executable=executable)
+
+
+def library_products(graph: GraphModule, target: Target, options: Options, rewrite: Rewriter | None = None) -> set[str]:
+    """The products of a graph that the library computes, by the names of their nodes; predicted, nothing is built."""
+    from .building import planned
+
+    plan = planned(graph, target, options, rewrite).plan
+    return {s.origin.node for s in plan.steps if isinstance(s, Extern) and s.contraction is not None}
 
 
 def can_run(target: str, graph: GraphModule) -> bool:

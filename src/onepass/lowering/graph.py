@@ -59,6 +59,12 @@ def lower_graph(
     return _Lowering(graph_module, Context(precision, wide_statistics), strict, wide_products, device).run()
 
 
+def lower_with_values(graph_module: GraphModule, device: str = "") -> tuple[Program, dict[Node, Any]]:
+    """The same, and what each node is worth: a `Ref`, a size, or something of the host."""
+    lowering = _Lowering(graph_module, Context("fused", True), False, False, device)
+    return lowering.run(), lowering.values
+
+
 class _Lowering:
     """One walk over a graph."""
 
