@@ -27,11 +27,11 @@ from ..runtime.triton_private import find_assembler
 MEMORY, PRODUCTS, POSITIONS, STATES = "memory", "products", "positions and loops", "running states"
 CONVERSIONS = "conversions"
 SAMPLES = 8  # of the programs of a grid, where turns differ between them
-# Cycles that a warp takes a quarter of a multiprocessor, by the start of the opcode: compute capability 9.0.
+# Cycles that a warp takes a quarter of a multiprocessor, by the first start of the opcode here: compute capability 9.0.
 _CYCLES = {
-    "MUFU": 8.0, "F2F": 8.0, "F2I": 8.0, "I2F": 8.0, "FRND": 8.0, "POPC": 8.0, "SHFL": 4.0, "REDUX": 4.0,
+    "F2FP": 2.0, "MUFU": 8.0, "F2F": 8.0, "F2I": 8.0, "I2F": 8.0, "FRND": 8.0, "POPC": 8.0, "SHFL": 4.0, "REDUX": 4.0,
     "DADD": 2.0, "DMUL": 2.0, "DFMA": 2.0, "DSETP": 2.0, "IMAD": 2.0, "IADD3": 2.0, "ISETP": 2.0, "LOP3": 2.0,
-    "SHF": 2.0, "LEA": 2.0, "PRMT": 2.0, "SEL": 2.0, "F2FP": 2.0,
+    "SHF": 2.0, "LEA": 2.0, "PRMT": 2.0, "SEL": 2.0,
 }  # fmt: skip
 _MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "STSM", "LDL", "STL", "RED", "ATOM", "UTMA", "LD.", "ST.")
 _UNITS = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "QMMA", "DMMA", "WARPGROUP")
