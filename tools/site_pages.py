@@ -33,7 +33,8 @@ body { font: 16px/1.55 system-ui, sans-serif; margin: 0; display: grid; grid-tem
   gap: 2.5rem; background: Canvas; color: CanvasText; }
 nav { padding: 1rem; border-right: 1px solid var(--line); font-size: 14px; max-height: 100vh; overflow: auto;
   position: sticky; top: 0; box-sizing: border-box; }
-nav a { display: block; padding: .1rem 0; } nav b { display: block; margin: .8rem 0 .2rem; } nav .here { font-weight: 600; }
+nav a { display: block; padding: .1rem 0; } nav b { display: block; margin: .8rem 0 .2rem; }
+nav .here { font-weight: 600; }
 main { padding: 1rem 1rem 4rem; min-width: 0; overflow-wrap: anywhere; }
 a { color: var(--accent); text-decoration: none; } img { max-width: 100%; }
 pre { background: var(--soft); padding: .7rem; overflow-x: auto; border-radius: 4px; overflow-wrap: normal;
