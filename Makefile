@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOURCES := src tests tools examples
 
-.PHONY: help demo test test-all test-newest gpu gpu-sanitize sanitize check golden oracle fuzz opdb bench prices calibrate clean
+.PHONY: help demo test test-all test-newest gpu gpu-sanitize sanitize check docs golden oracle fuzz opdb bench prices calibrate clean
 
 help:
 	@echo "make demo     several real workloads: checked, explained, timed"
@@ -23,6 +23,7 @@ help:
 	@echo "make gpu      the value suite on this machine's GPU, from the source folder (WORKERS, SECONDS of fuzzing)"
 	@echo "make sanitize the test suite with kernels built by AddressSanitizer (gcc; slow)"
 	@echo "make check    formatting, lint, types, limits of size and import cycles"
+	@echo "make docs     the documentation as a site, build/site/index.html"
 	@echo "make golden   regenerate the golden files"
 	@echo "make oracle   every decision for a corpus and five chips beside the recorded ones; UPDATE=1 records them"
 	@echo "make fuzz     N=5000 random programs from SEED=0 (resumes where it stopped)"
@@ -88,6 +89,10 @@ check: $(STAMP)
 	$(BIN)/ruff check $(wildcard $(SOURCES) benchmarks)
 	$(BIN)/mypy
 	$(BIN)/python tools/budget.py
+
+docs: $(STAMP)
+	$(BIN)/python -c "import markdown" 2>/dev/null || $(BIN)/python -m pip install --quiet "markdown>=3.5"
+	$(BIN)/python tools/site_pages.py
 
 golden: $(STAMP)
 	$(BIN)/python -m pytest -q --update-golden tests/golden tests/docs tests/tiles/test_builds.py

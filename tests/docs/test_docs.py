@@ -14,6 +14,7 @@ import torch
 from onepass import errors
 from onepass.ir.options import Options
 
+from .api import api_page
 from .operators import operators_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +108,10 @@ def test_every_error_has_a_row() -> None:
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the page is of the operators of one torch")
 def test_operators_page_is_up_to_date(golden: Callable[[str, str], None]) -> None:
     golden("../../docs/operators.md", operators_page())
+
+
+def test_api_page_is_up_to_date(golden: Callable[[str, str], None]) -> None:
+    golden("../../docs/api.md", api_page())
 
 
 def test_there_are_at_most_twenty_options() -> None:

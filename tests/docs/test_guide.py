@@ -25,7 +25,7 @@ def test_every_block_runs(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     names: dict[str, object] = {"__name__": page.stem}
     before = set(sys.modules)
-    blocks = BLOCK.findall(page.read_text())
+    blocks = BLOCK.findall(page.read_text())  # files of two pages have different names: dynamo remembers modules
     assert {kind for _, kind, _ in blocks} == {"python", "sh"}
     for file, kind, text in blocks:
         if file:
@@ -36,7 +36,7 @@ def test_every_block_runs(
                 assert command == "onepass" and main(arguments) == 0, (line, capsys.readouterr().err)
         else:
             exec(compile(text, f"{page.name} block", "exec"), names)
-    for module in {"model", "program"} & (set(sys.modules) - before):
+    for module in {Path(file).stem for file, _, _ in blocks if file} & (set(sys.modules) - before):
         del sys.modules[module]
 
 

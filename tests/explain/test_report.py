@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
+import onepass
 from onepass.explain import Explanation
+from onepass.explain.flow import peak_of
 from onepass.explain.text import REJECTED_SHOWN, byte_text
-from onepass.ir.record import CompileRecord, Decision, ExternRecord, KernelRecord
+from onepass.ir.record import CompileRecord, DataFlow, Decision, ExternRecord, FlowStep, KernelRecord
 
 HOSTILE = "</pre><script>alert('x')</script>\"'\n$body"
 
@@ -136,14 +141,14 @@ def _parse(page: str) -> _Page:
 
 def test_html_is_well_formed_and_self_contained() -> None:
     page = _parse(Explanation([_record(program="b0 = x + 1", stage_seconds={"plan": 0.1})]).to_html())
-    assert "script" not in page.tags and "link" not in page.tags
+    assert page.tags.count("script") == 2 and "link" not in page.tags  # the page's own and its data
     assert not {"src", "href"} & {name for name, _ in page.attributes}
     assert page.tags.count("svg") == 0 and page.tags.count("h3") == 3
     assert "void k0(void) {}" in page.text
     assert "b0 = x + 1" in page.text
 
 
-@pytest.mark.parametrize("where", ["name", "schedule", "source", "line", "why", "reason", "fallback"])
+@pytest.mark.parametrize("where", ["name", "schedule", "source", "line", "why", "reason", "fallback", "flow"])
 def test_html_escapes_everything(where: str) -> None:
     record, kernel = _record(), _kernel()
     match where:
@@ -157,10 +162,11 @@ def test_html_escapes_everything(where: str) -> None:
             record.decisions[1] = replace(record.decisions[1], reason=HOSTILE)
         case "fallback":
             record.fallback = HOSTILE
+        case "flow":
+            record.flow.steps = [FlowStep(HOSTILE, "kernel", HOSTILE, HOSTILE, {HOSTILE: 1}, {HOSTILE: 2})]
     record.kernels = [kernel]
     page = _parse(Explanation([record]).to_html())
-    assert "script" not in page.tags
-    assert any("alert('x')" in text for text in page.text)
+    assert page.tags.count("script") == 2 and any("alert('x')" in text for text in page.text)
 
 
 def _many(count: int, distinct: int) -> list[CompileRecord]:
@@ -189,9 +195,56 @@ def test_equal_kernels_are_one_and_their_source_is_there_once() -> None:
 
 
 def test_a_page_of_a_thousand_kernels_is_below_a_megabyte() -> None:
-    page = Explanation(_many(1000, 40)).to_html()
+    page = Explanation(_many(1000, 1000)).to_html()
     assert len(page.encode()) < 1 << 20
     _parse(page)
+    packed = re.search(r'id="packed">([^<]*)<', page)
+    assert packed is not None
+    body = gzip.decompress(base64.b64decode(packed[1])).decode()
+    assert body.count("<article") == 1000 and _parse(body).text.count("x[0] = 7;") == 0 and "x[0] = 7;" in body
+
+
+def _step(name: str, reads: dict[str, int], writes: dict[str, int], kind: str = "kernel") -> FlowStep:
+    return FlowStep(name, kind, "aten.add.Tensor", "model.py:3", reads, writes)
+
+
+def flowing() -> CompileRecord:
+    """Two kernels around a product; the first result is read by the last one, too."""
+    steps = [
+        _step("k0", {"a0": 400}, {"b0": 400, "b1": 100}),
+        _step("mm", {"b0": 400, "a1": 80}, {"b2": 200}, "extern"),
+        _step("k1", {"b1": 100, "b2": 200}, {"b3": 300}),
+    ]
+    unfused = [_step(n, s.reads, s.writes, "operation") for n, s in zip(("add", "mm", "gelu"), steps, strict=True)]
+    return _record(flow=DataFlow(steps, unfused, {"a0": 400, "a1": 80}, ["b3"]), kernels=[_kernel("k0"), _kernel("k1")])
+
+
+def test_the_most_memory_and_what_holds_it() -> None:
+    found = peak_of(flowing())
+    assert found is not None and found[0].name == "mm" and found[1] == {"b0": 400, "b1": 100, "b2": 200}
+    text = str(Explanation([flowing()]))
+    assert "memory: at most 700 B beside inputs of 480 B, during mm; results of k0 400 B, mm 200 B, k0 100 B" in text
+    kept = flowing()
+    kept.flow.results = ["b0", "b3"]
+    assert (found := peak_of(kept)) is not None and found[0].name == "k1" and sum(found[1].values()) == 1000
+    kept.flow.steps[2].writes, kept.flow.inputs = {"a0": 400}, {"a0": 400}  # in place
+    assert (found := peak_of(kept)) is not None and found[0].name == "mm"
+    assert peak_of(_record()) is None and CompileRecord.from_json(kept.to_json()) == kept
+
+
+def test_what_each_step_reads_and_writes_is_recorded() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.sin(x) @ w, -1)
+
+    (graph,) = onepass.explain(function, torch.randn(64, 32), torch.randn(32, 16)).graphs
+    first, product, last = graph.flow.steps
+    (size_x, size_w), (sine,), (scores,) = graph.flow.inputs.values(), first.writes, product.writes
+    assert [first.kind, product.kind, last.kind] == ["kernel", "extern", "kernel"] and (size_x, size_w) == (8192, 2048)
+    assert list(first.reads.values()) == [8192] and product.reads[sine] == 8192 and last.reads == {scores: 4096}
+    assert [*last.writes] == graph.flow.results and {s.kind for s in graph.flow.unfused} == {"operation", "extern"}
+    fused = sum(sum(s.reads.values()) + sum(s.writes.values()) for s in graph.flow.steps)
+    assert fused == graph.bytes_moved and len(graph.flow.unfused) > 5
+    assert sum(sum(s.reads.values()) + sum(s.writes.values()) for s in graph.flow.unfused) == graph.bytes_unfused
 
 
 def test_bytes_fall_from_unfused_to_moved_to_the_minimum() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
-from onepass.profiling.issue import MEMORY, POSITIONS, PRODUCTS, STATES, instructions, issue_shares
+from onepass.profiling.issue import CONVERSIONS, MEMORY, POSITIONS, PRODUCTS, STATES, instructions, issue_shares
 
 SOURCE = """# k0: rows
 def onepass_exp(out0, in1):
@@ -58,6 +58,15 @@ def test_cycles_are_counted_as_often_as_loops_turn() -> None:
     whole = sum(cycles.values())
     assert shares == pytest.approx({name: c / whole for name, c in cycles.items()})
     assert [*shares][:3] == [MEMORY, "exp", PRODUCTS]
+
+
+def test_names_are_those_of_users_and_conversions_are_apart() -> None:
+    source = "normal_16_0 = op_normal_16(x)\nwelford_0_mean = y\nwiden_0 = x\nout = tl.dot(a, b, out)\ntl.store(o, y)"
+    opcodes = [("FFMA", 1), ("FADD", 2), ("SHF.L.U32", 3), ("LOP3.LUT", 4), ("FMUL", 4), ("F2FP", 5), ("FMUL", 5)]
+    rows = [f'//## File "k.py", line {line}\n/*{k:04x}*/ {opcode} R0 ;' for k, (opcode, line) in enumerate(opcodes)]
+    shares = issue_shares("\n".join([*rows, "/*0090*/ EXIT ;", "/*00a0*/ NOP ;"]), source)
+    cycles = {"gelu": 1, "var_mean": 1, CONVERSIONS: 2 + 2 + 2, STATES: 1, POSITIONS: 1}
+    assert shares == pytest.approx({name: c / 10 for name, c in cycles.items()})
 
 
 def test_a_kernel_for_a_chip_that_is_absent() -> None:

@@ -1,13 +1,19 @@
-"""A report as one HTML page: no scripts, nothing fetched, every name escaped.
+"""A report as one HTML page: nothing fetched, every name escaped, no script but the page's own (`page.js`).
 
 Bytes as a waterfall, steps as bars that can be sorted, kernels under the chip's limits; equal kernels once; sources
-fold out. With a profile, steps and the roofline are of measured times.
+fold out. With a profile, steps and the roofline are of measured times. The script draws the graph and the memory, and
+links lines. Large pages travel compressed and need it; others can be read without.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from string import Template
@@ -19,8 +25,10 @@ from .html_pictures import Bar, Point, bars, roofline, waterfall
 from .measured import Limits, Measured
 from .profile_text import HEAD, OPERATION_HEAD, Row, between_text, call_line, grouped, operation_cells, row_cells
 
-_PAGE = Path(__file__).with_name("page.html")
-LONGEST_TEXT, MOST_DECISIONS, MOST_LINES = 60_000, 200, 3  # characters of a listing; decisions; lines of an operation
+_PAGE, _SCRIPT = (Path(__file__).with_name(f"page.{end}") for end in ("html", "js"))
+LARGEST_PLAIN = 256 << 10  # characters of a page that is not compressed
+LONGEST_TEXT, MOST_DECISIONS = 60_000, 200  # characters of a listing
+MOST_LINES, MOST_FILES, MOST_AROUND = 3, 3, 12  # of an operation; in the title; rejected fusions of a kernel
 _HEADING = re.compile(r"(^(//|#(?!include)).*\n)+")  # the comment on top of a source: names and lines
 
 
@@ -34,13 +42,58 @@ def render_html(graphs: Sequence[CompileRecord], advice: Sequence[str] = (), pro
         parts.extend(_graph(graph, number, sources))
     if not graphs:
         parts.append("<p>Nothing was compiled: no tensor operation was captured.</p>")
-    return Template(_PAGE.read_text("utf-8")).substitute(body="\n".join(parts))
+    parts.append(_data(graphs, profile))
+    body, packed = "\n".join(parts), ""
+    if len(body) > LARGEST_PLAIN:
+        content = base64.b64encode(gzip.compress(body.encode(), mtime=0)).decode()
+        body, packed = "<p>This page needs a script.</p>", f'<script type="text/plain" id="packed">{content}</script>'
+    script = _SCRIPT.read_text("utf-8")
+    digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    title = f"onepass: {_program_name(graphs)}"
+    values = {"body": body, "packed": packed, "script": script, "digest": digest, "title": escape(title)}
+    return Template(_PAGE.read_text("utf-8")).substitute(values)
 
 
 def in_notebook(page: str) -> str:
     """The page in a frame, whose styles stay inside."""
     style = "width:100%;height:640px;border:1px solid #8884;border-radius:6px"
-    return f'<iframe srcdoc="{escape(page)}" sandbox style="{style}"></iframe>'
+    return f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" style="{style}"></iframe>'
+
+
+def _program_name(graphs: Sequence[CompileRecord]) -> str:
+    """The files that the program's lines are in."""
+    lines = [o.get("line", "") for g in graphs for k in g.kernels for o in k.operations]
+    lines += [e.line for g in graphs for e in g.externs]
+    files = dict.fromkeys(Path(found[1]).name for line in lines if (found := re.match(r"(.*?):\d+", line)))
+    return ", ".join([*files][:MOST_FILES]) or "what shares a kernel, and why"
+
+
+def _data(graphs: Sequence[CompileRecord], profile: Measured | None) -> str:
+    """What the script draws."""
+    times: dict[tuple[int, str], list[float]] = {}  # of equal calls in the order in which they run
+    for step in profile.steps if profile is not None else ():
+        times.setdefault((step.graph, step.name), []).append(step.time_us)
+    data = []
+    for number, g in enumerate(graphs):
+        predicted = {k.name: k.predicted_us for k in g.kernels} | {e.name: e.predicted_us for e in g.externs}
+        steps = []
+        for s in g.flow.steps:
+            own = times.get((number, s.name if s.kind == "kernel" else s.op))
+            measured = own.pop(0) if own else 0.0
+            us, how = (measured, "measured") if measured else (predicted.get(s.name, 0.0), "predicted")
+            steps.append({**asdict(s), "line": report.user_line(s.line), "us": us, "how": how})
+        unfused = [{**asdict(s), "line": report.user_line(s.line)} for s in g.flow.unfused]
+        kernels = [{"name": k.name, "nodes": [o.get("node", "") for o in k.operations]} for k in g.kernels]
+        flow = {
+            "steps": steps,
+            "unfused": unfused,
+            "inputs": g.flow.inputs,
+            "results": g.flow.results,
+            "kernels": kernels,
+        }
+        data.append(flow)
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="data">{text}</script>'
 
 
 def _summary(graphs: Sequence[CompileRecord], advice: Sequence[str]) -> Iterator[str]:
@@ -107,9 +160,12 @@ def _graph(graph: CompileRecord, number: int, sources: dict[str, str]) -> Iterat
     if graph.fallback:
         yield f"<p class=problem>Runs as eager: {escape(graph.fallback)}</p>"
     groups = _equal(graph.kernels)
+    if graph.flow.steps:
+        yield f'<div class=picture data-graph="{number - 1}"></div>'
+        yield f'<h3>Memory over time</h3><div class=held data-graph="{number - 1}"></div>'
     yield from _pictures(graph, groups, number)
     for same in groups:
-        yield from _kernel(same, sources)
+        yield from _kernel(same, graph, number, sources)
     if graph.externs:
         yield "<h3>Externs</h3>"
         yield _table(("operation", "bytes", "why", "line"), _extern_rows(graph))
@@ -202,10 +258,14 @@ def _limits(target: Target, points: Sequence[Point]) -> Limits:
     return Limits(target.memory_bytes_per_us, top, source)
 
 
-def _kernel(same: Sequence[KernelRecord], sources: dict[str, str]) -> Iterator[str]:
+def _kernel(same: Sequence[KernelRecord], graph: CompileRecord, number: int, sources: dict[str, str]) -> Iterator[str]:
     kernel = same[0]
-    yield f"<article><h3>{escape(kernel.name)}{f' x {len(same)}' if len(same) > 1 else ''}</h3>"
+    names = escape(" ".join(f"{number - 1}-{k.name}" for k in same))
+    yield f'<article data-kernels="{names}">'
+    yield f"<h3>{escape(kernel.name)}{f' x {len(same)}' if len(same) > 1 else ''}</h3>"
     yield f"<p>{report.kernel_facts(kernel)}<br><span class=schedule>{escape(kernel.schedule)}</span></p>"
+    if resources := report.resources_text(kernel, graph.target):
+        yield f"<p>{resources}</p>"
     if len(same) > 1:
         yield f"<p class=schedule>equal: {escape(', '.join(k.name for k in same[1:]))}</p>"
     if kernel.issue:
@@ -214,11 +274,19 @@ def _kernel(same: Sequence[KernelRecord], sources: dict[str, str]) -> Iterator[s
         yield f"<p>Tuning: {escape(kernel.tuning)}</p>"
     if kernel.trials:
         yield "<ul>" + "".join(f"<li>{escape(report.trial_line(t))}</li>" for t in kernel.trials) + "</ul>"
-    rows = [(o.get("op", ""), o.get("node", ""), _lines(same, k)) for k, o in enumerate(kernel.operations)]
-    yield _table(("operation", "node", "line"), rows)
+    shorts = [report.short_operation(o.get("op", "")).split(".")[-1] for o in kernel.operations]
+    lines = [_lines(same, k) for k in range(len(kernel.operations))]
+    once = ["" if k and line == lines[k - 1] else line for k, line in enumerate(lines)]
+    rows = [(o.get("op", ""), o.get("node", ""), line) for o, line in zip(kernel.operations, once, strict=True)]
+    yield _table(("operation", "node", "line"), rows, shorts)
+    nodes = {o.get("node", "") for o in kernel.operations}
+    if around := [d for d in report.rejected_by_size(graph.decisions) if {d.producer, d.consumer} & nodes]:
+        items = "".join(f"<li>{escape(report.decision_line(d))}</li>" for d in around[:MOST_AROUND])
+        yield f"<details><summary>Kept apart from it: {len(around)}</summary><ul>{items}</ul></details>"
     if body := _body(kernel.source):
         if (other := sources.setdefault(body, kernel.name)) == kernel.name:
-            yield f"<details><summary>Source</summary><pre>{escape(kernel.source)}</pre></details>"
+            yield "<details class=generated><summary>Source</summary>"
+            yield f"<pre class=source>{escape(kernel.source)}</pre></details>"
         else:
             yield f"<p class=schedule>source: as of {escape(other)}</p>"
     yield "</article>"
@@ -246,7 +314,10 @@ def _decisions(graph: CompileRecord) -> Iterator[str]:
             yield f"<details{opened}><summary>{title}</summary><ul>{''.join(items)}</ul></details>"
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], marks: Sequence[str] = ()) -> str:
+    """`marks`: what the script finds each row by."""
     header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    starts = [f'<tr data-op="{escape(mark)}">' for mark in marks] or ["<tr>"] * len(rows)
+    cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    body = "".join(f"{start}{row}</tr>" for start, row in zip(starts, cells, strict=True))
     return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"

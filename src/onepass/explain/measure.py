@@ -23,6 +23,7 @@ from ..ir.record import CompileRecord, ExternRecord, KernelRecord, OrderRecord
 from ..ir.source import KernelSource
 from ..ir.target import Target
 from ..planner.cost import predict_us
+from .flow import data_flow
 from .library import library_work
 
 Scheduled = dict[Group, ScheduledGroup]
@@ -58,6 +59,7 @@ def measure(
             found = _sum([numbers[p.like or p] for p in parts], parts, target)
             record.kernels.append(_kernel_record(k, parts, found, sources[k]))
     record.externs = [_extern_record(step, target) for step in plan.steps if isinstance(step, Extern)]
+    record.flow = data_flow(program, plan, launched)
     record.decisions, record.orders = list(plan.decisions), list(_orders(program))
     in_externs = sum(e.bytes_moved for e in record.externs)
     copied = sum(2 * storage_bytes(target_) for target_, _ in plan.copies)

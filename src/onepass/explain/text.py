@@ -9,9 +9,11 @@ from itertools import groupby
 from ..ir.rates import CPU, UNMEASURED
 from ..ir.record import CompileRecord, Decision, ExternRecord, KernelRecord, SavedRecord, TrialRecord
 from ..ir.target import targets
+from .flow import peak_of
 
 SAVED_SHOWN = 8  # of what is kept for backward, the largest
 REJECTED_SHOWN = 12  # the rest is in the JSON; the largest missed savings come first
+SHORT, HOLDERS_SHOWN = 3, 3  # steps, below which memory is no question; buffers that hold it
 SMALLEST_PART = 0.02  # of the cycles of a kernel that is named
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -146,12 +148,27 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     if graph.sizes:
         yield f"  any sizes; numbers are for {sizes_text(graph.sizes)}"
     for kernel in graph.kernels:
-        yield from _kernel(kernel)
+        yield from _kernel(kernel, graph.target)
     for extern in graph.externs:
         yield from _extern(extern)
+    yield from _peak(graph)
     yield from _saved(graph)
     yield from _orders(graph)
     yield from _rejected(graph)
+
+
+def _peak(graph: CompileRecord) -> Iterator[str]:
+    """The most memory, and what holds it, where there is a choice of several steps."""
+    if len(graph.flow.steps) < SHORT or (found := peak_of(graph)) is None:
+        return
+    during, held = found
+    made = {b: s.name for s in graph.flow.steps for b in s.writes}
+    largest = sorted(held, key=lambda b: -held[b])
+    shown = ", ".join(f"{made[b]} {byte_text(held[b])}" for b in largest[:HOLDERS_SHOWN])
+    more = f" and {len(held) - HOLDERS_SHOWN} more" if len(held) > HOLDERS_SHOWN else ""
+    inputs = byte_text(sum(graph.flow.inputs.values()))
+    most = f"{byte_text(sum(held.values()))} beside inputs of {inputs}, during {during.name}"
+    yield one_line(f"  memory: at most {most}; results of {shown}{more}")
 
 
 def saved_rows(graph: CompileRecord) -> list[tuple[int, str, str, str]]:
@@ -191,14 +208,24 @@ def _orders(graph: CompileRecord) -> Iterator[str]:
         yield one_line(f"  {what}: {by}{f', {line}' if line else ''}")
 
 
-def _kernel(kernel: KernelRecord) -> Iterator[str]:
+def resources_text(kernel: KernelRecord, target: str) -> str:
+    """What a built kernel of a GPU takes of a processor; empty where nobody counts."""
+    if not kernel.registers:
+        return ""
+    shared = f", {byte_text(kernel.shared_bytes)} of shared memory" if kernel.shared_bytes else ""
+    spilled = f", {kernel.spilled_bytes} bytes spilled" if kernel.spilled_bytes else ", nothing spilled"
+    chip = targets().get(target)
+    count = chip.resident_programs(kernel.registers, kernel.shared_bytes, kernel.threads) if chip is not None else 0
+    resident = f", {counted(count, 'program')} at once on a processor" if count else ""
+    return f"{kernel.registers} registers{spilled}{shared}{resident}"
+
+
+def _kernel(kernel: KernelRecord, target: str) -> Iterator[str]:
     yield f"  kernel {one_line(kernel.name)}: {kernel_facts(kernel)}"
     if kernel.schedule:
         yield f"    schedule  {one_line(kernel.schedule)}"
-    if kernel.registers:
-        shared = f", {byte_text(kernel.shared_bytes)} of shared memory" if kernel.shared_bytes else ""
-        spilled = f", {kernel.spilled_bytes} bytes spilled" if kernel.spilled_bytes else ", nothing spilled"
-        yield f"    resources {kernel.registers} registers{spilled}{shared}"
+    if resources := resources_text(kernel, target):
+        yield f"    resources {resources}"
     if kernel.issue:
         yield f"    issue     {issue_text(kernel)}"
     if kernel.tuning:

@@ -103,6 +103,28 @@ class OrderRecord:
 
 
 @dataclass(slots=True)
+class FlowStep:
+    """What a launch or a call reads and writes, or an operation before fusion: bytes by the name of the buffer."""
+
+    name: str  # of the kernel; of the node in the graph
+    kind: str  # "kernel" | "extern" | "operation"
+    op: str
+    line: str
+    reads: dict[str, int]
+    writes: dict[str, int]
+
+
+@dataclass(slots=True)
+class DataFlow:
+    """Where data goes: launches and calls in order, the same before fusion, and what is there from start or to end."""
+
+    steps: list[FlowStep] = field(default_factory=list)
+    unfused: list[FlowStep] = field(default_factory=list)
+    inputs: dict[str, int] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class GraphFacts:
     """What is known of a graph before it is compiled. `broken`: why it ends before the function does, and `broken_at`.
 
@@ -142,6 +164,7 @@ class CompileRecord:
     key: str = ""
     repeats: int = 1
     facts: GraphFacts = field(default_factory=GraphFacts)
+    flow: DataFlow = field(default_factory=DataFlow)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -153,7 +176,9 @@ class CompileRecord:
         saved = [SavedRecord(**s) for s in data.get("saved", ())]
         orders = [OrderRecord(**o) for o in data.get("orders", ())]
         parts: dict[str, Any] = {"kernels": kernels, "externs": externs, "decisions": decisions, "saved": saved}
-        parts |= {"orders": orders, "facts": GraphFacts(**data.get("facts", {}))}
+        flow: dict[str, Any] = data.get("flow", {})
+        flow |= {name: [FlowStep(**step) for step in flow.get(name, ())] for name in ("steps", "unfused")}
+        parts |= {"orders": orders, "facts": GraphFacts(**data.get("facts", {})), "flow": DataFlow(**flow)}
         return CompileRecord(**(data | parts))
 
 

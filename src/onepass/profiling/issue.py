@@ -25,15 +25,24 @@ from ..runtime.scratch import scratch_folder
 from ..runtime.triton_private import find_assembler
 
 MEMORY, PRODUCTS, POSITIONS, STATES = "memory", "products", "positions and loops", "running states"
+CONVERSIONS = "conversions"
 SAMPLES = 8  # of the programs of a grid, where turns differ between them
-# Cycles that a warp takes a quarter of a multiprocessor, by the start of the opcode: compute capability 9.0.
+# Cycles that a warp takes a quarter of a multiprocessor, by the first start of the opcode here: compute capability 9.0.
 _CYCLES = {
-    "MUFU": 8.0, "F2F": 8.0, "F2I": 8.0, "I2F": 8.0, "FRND": 8.0, "POPC": 8.0, "SHFL": 4.0, "REDUX": 4.0,
+    "F2FP": 2.0, "MUFU": 8.0, "F2F": 8.0, "F2I": 8.0, "I2F": 8.0, "FRND": 8.0, "POPC": 8.0, "SHFL": 4.0, "REDUX": 4.0,
     "DADD": 2.0, "DMUL": 2.0, "DFMA": 2.0, "DSETP": 2.0, "IMAD": 2.0, "IADD3": 2.0, "ISETP": 2.0, "LOP3": 2.0,
-    "SHF": 2.0, "LEA": 2.0, "PRMT": 2.0, "SEL": 2.0, "F2FP": 2.0,
+    "SHF": 2.0, "LEA": 2.0, "PRMT": 2.0, "SEL": 2.0,
 }  # fmt: skip
 _MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "STSM", "LDL", "STL", "RED", "ATOM", "UTMA", "LD.", "ST.")
 _UNITS = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "QMMA", "DMMA", "WARPGROUP")
+_CONVERTING = ("F2FP", "F2F", "I2F", "F2I", "PRMT", "HADD2")  # where the line names no operation of the user's
+# On the line of a product also the integer instructions that put operands into the form that its unit takes.
+_FORMING = (*_CONVERTING, "LOP3", "IMAD.U32", "SHF")
+_NOTHING = ("NOP", "EXIT")  # behind the end, to fill a line of the instruction cache
+# Operations of users by the names that kernels give to what they are made of.
+_MADE_OF = {"normal": "gelu", "exp2": "exp", "welford": "var_mean"} | dict.fromkeys(
+    ("widen", "narrow", "cast"), CONVERSIONS
+)
 _WIDTHS = {".64": 2, ".128": 4}  # times 32 bits of a lane
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)(.*)$")
 _LINE = re.compile(r'//## File "[^"]*", line (\d+)$')  # without "inlined at": the outermost of several places
@@ -93,7 +102,7 @@ def issue_shares(text: str, source: str, kernel: Kernel | None = None) -> dict[s
     nests = _nests(lines, kernel)
     cycles: dict[str, float] = {}
     for i in code:
-        if any(start < i.address < end for start, end in slow):
+        if i.opcode.startswith(_NOTHING) or any(start < i.address < end for start, end in slow):
             continue
         depth = len({start for start, end in loops if start <= i.address <= end})
         times = 1.0
@@ -123,13 +132,17 @@ def _name(opcode: str, line: str) -> str:
         return PRODUCTS
     if "random" in line:
         return "random"
+    if "tl.dot(" in line:
+        return CONVERSIONS if opcode.startswith(_FORMING) else STATES
     made = re.match(r"\s*(\w+) = (.*)$", line)
     if made is None or re.search(r"\b(tl\.arange|program_id|tl\.load|\.load)\b", made[2]):
-        return POSITIONS
+        return CONVERSIONS if opcode.startswith(_CONVERTING) else POSITIONS
     if _STATES.match(made[1]):
         return STATES
     stem = re.sub(r"_?\d+$", "", made[1])
-    return POSITIONS if re.match(r"(lane|turn|zero|tc|g$|guard|lane_in)", stem) else stem
+    if re.match(r"(lane|turn|zero|tc|g$|guard|lane_in|program)", stem):
+        return POSITIONS
+    return _MADE_OF.get(stem.split("_")[0], stem.removesuffix("_16"))
 
 
 def _nests(lines: Sequence[str], kernel: Kernel | None) -> dict[int, tuple[float, ...]]:

@@ -36,6 +36,7 @@ from .without import dearest, without
 
 MOST_OPERATIONS, MOST_KERNELS = 8, 12  # of a kernel; of a profile, those that take longest, equal ones as one
 SECONDS = 0.6  # of measuring one kernel
+OTHER_SCHEDULE = "without it the kernel runs by another schedule"
 
 
 def with_operations(
@@ -125,10 +126,12 @@ class _Bench:
                 verify_kernel(kernel)
         except OnepassError as error:
             return f"no such kernel: {str(error).splitlines()[0]}"
+        except KeyError:  # an axis of the chosen schedule is not there any more
+            return OTHER_SCHEDULE
         schedule = scheduled.kernels[0].schedule
         self.schedule = self.schedule or schedule
         if schedule != self.schedule:
-            return "without it the kernel runs by another schedule"
+            return OTHER_SCHEDULE
         trial = emit_trial(scheduled, self.names)
         if isinstance(trial, Refusal):
             return trial.reason
