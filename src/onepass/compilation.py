@@ -21,6 +21,7 @@ from .ir.host_json import MalformedProgram
 from .ir.options import Options
 from .ir.record import CompileRecord
 from .ir.row_loop import RowLoop
+from .ir.source import HostProgram
 from .ir.target import Target, find_target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
 from .resources import build_entry
@@ -29,8 +30,6 @@ from .runtime.cache import default_cache
 from .runtime.device import runs_here
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
-from .runtime.graph_driver import graph_driver
-from .runtime.graphs import Graphs
 from .runtime.kernels import LoadedKernel
 from .runtime.launcher import launcher
 from .runtime.stopwatch import Stopwatch, stopwatch_for
@@ -126,24 +125,38 @@ def _loaded(
     entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule, options: Options
 ) -> Compiled:
     """The graph as it runs. What does not fit the chip must not come here: its driver refuses to load it."""
-    record.graph = ""
+    wanted = options.graphs != "off" and record.direction != "rows"  # a loop over rows is part of the graph around it
+    record.graph = _recordable(entry.host, record.target) if wanted else ""
     if is_planning() or not can_run(record.target, graph):
         return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record)
     executable = Executable(entry.host, list(kernels))
-    call = executable.call
-    if options.graphs != "off" and record.direction != "rows":  # a loop over rows is a part of the graph around it
-        call = _as_graph(executable, record, graph, options.graphs)
+    call = _as_graph(executable, record, graph, options.graphs) if wanted else executable.call
     return Compiled(call, record, executable=executable)
+
+
+def _recordable(host: HostProgram, target: str) -> str:
+    """How a program will run as a CUDA graph, or why it will not."""
+    from .runtime.graph_parts import LATER, NotRecordable, take_apart  # here, because others do without
+
+    if not target.startswith("sm_"):
+        return "none: only NVIDIA's GPUs have them"
+    try:
+        take_apart(host)
+    except NotRecordable as error:
+        return f"none: {error}"
+    return LATER
 
 
 def _as_graph(
     executable: Executable, record: CompileRecord, graph: GraphModule, mode: str
 ) -> Callable[[list[Any]], Any]:
-    """The executable as a CUDA graph, where its target has them."""
-    target = find_target(record.target)
-    if kernel_device(graph) != "cuda" or target.name.startswith("gfx"):
-        record.graph = "none: only NVIDIA GPUs have them"
+    """The executable as a CUDA graph, where it can be."""
+    if record.graph.startswith("none"):
         return executable.call
+    from .runtime.graph_driver import graph_driver
+    from .runtime.graphs import Graphs
+
+    target = find_target(record.target)
     moved = sum(e.predicted_us or e.bytes_moved / target.memory_bytes_per_us for e in record.externs)
     values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
     dynamic = [n for n, value in zip(executable.host.inputs, values, strict=True) if _has_any_size(value)]

@@ -1,7 +1,7 @@
 """A driver of CUDA graphs without a GPU: kernels are Python functions on host memory, graphs are lists of nodes.
 
-It is as strict as a real one: inside a capture nothing runs (results are poisoned), a graph that is ready to launch has
-parameters of its own, memory of a pool is poisoned before every launch, so that nothing may survive there between calls.
+It is as strict as a real one: inside a capture nothing runs (results are poisoned), and a graph that is ready to launch
+has parameters of its own. Memory of a pool is poisoned before every launch: nothing may survive there between calls.
 Calls of torch inside a capture become nodes that run them again on the same tensors.
 """
 
@@ -30,7 +30,15 @@ SET_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ct
 SET_COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(CopyNode), ctypes.c_void_p)
 GRAPH_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 Body = Callable[..., None]  # takes a kernel's words, then the number of programs
-ALLOCATING = ("aten.empty", "aten.new_empty", "aten.view", "aten.as_strided", "aten.t.", "aten.transpose", "aten.detach")
+ALLOCATING = (
+    "aten.empty",
+    "aten.new_empty",
+    "aten.view",
+    "aten.as_strided",
+    "aten.t.",
+    "aten.transpose",
+    "aten.detach",
+)
 
 
 class KernelParameters(ctypes.Structure):
@@ -136,7 +144,9 @@ class FakeDriver:
         if error := self.fails.get("instantiate"):
             raise OSError(f"cuGraphInstantiateWithFlags returned {error}")
         self._next += 1
-        self.executables[self._next] = [Node(n.function, [*n.words], n.programs, n.copy, n.call) for n in self.graphs[graph]]
+        self.executables[self._next] = [
+            Node(n.function, [*n.words], n.programs, n.copy, n.call) for n in self.graphs[graph]
+        ]
         self.log.append("instantiate")
         return self._next
 
@@ -281,3 +291,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 def _named_stream(writer: Any, driver: FakeDriver, device: str) -> str:
     writer.namespace["current_stream"] = lambda _device: driver.stream
     return f"stream{torch.device(device).index or 0}"
+
+
+def interpreted(driver: FakeDriver, kernel: LoadedKernel) -> LoadedKernel:
+    """A kernel of Triton's interpreter, launched by the driver."""
+    launch = kernel.function(0)[0]
+    return driver.kernel(lambda *words: launch(*words, 0), kernel.pointers, kernel.symbols, kernel.name)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from onepass.ir.record import CompileRecord
-from onepass.ir.source import Allocate, Call, Check, Copy, Free, HostProgram, Instruction, Launch, Ref, WriteBack
+from onepass.ir.source import Allocate, Call, Check, Free, HostProgram, Instruction, Launch, Ref
 from onepass.runtime.executable import Executable
-from onepass.runtime.graphs import MOST_RECORDINGS, WARM, Graphs
-from onepass.runtime.kernels import LoadedKernel
+from onepass.runtime.graphs import WARM, Graphs
 
 from .graph_fake import FakeDriver, install
 
@@ -51,7 +49,9 @@ def matrix(name: str, rows: int = N, columns: int = N) -> Allocate:
 
 
 # out = (x + 1) + 1, by two kernels
-TWO = program("a0", buffer("b0"), launch(0, "b0", "a0"), buffer("b1"), launch(0, "b1", "b0"), Free(("b0",)), outputs=(Ref("b1"),))
+TWO = program(
+    "a0", buffer("b0"), launch(0, "b0", "a0"), buffer("b1"), launch(0, "b1", "b0"), Free(("b0",)), outputs=(Ref("b1"),)
+)
 # out = (x + 1) @ w + 1; the product is seen as well
 PRODUCT = program(
     "a0 a1", matrix("b0"), launch(0, "b0", "a0", size="16"), Call("b1", "aten.mm.default", (Ref("b0"), Ref("a1")), {}),

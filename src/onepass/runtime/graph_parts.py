@@ -19,6 +19,7 @@ from ..ir.callables import resolve_callable
 from ..ir.row_loop import RowLoop
 
 SEED, CONSTANT, LOOP = "onepass.seed.default", "onepass.graph_constant", "onepass.over_rows"
+LATER = "recorded after the first calls"
 _OWN = (LOOP, "onepass.attention", "operator.getitem")
 _ON_HOST = ("operator.", "math.", "builtins.", "torch.sym_")
 _UNKNOWN_SIZE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -48,6 +49,11 @@ class Parts:
     def of_host(self) -> set[str]:
         """Names of what is drawn."""
         return {i.result for i in self.drawn if isinstance(i, ir.Call)}
+
+    @property
+    def seeds(self) -> list[str]:
+        """Of those, what is random."""
+        return [i.result for i in self.drawn if isinstance(i, ir.Call) and i.target == SEED]
 
 
 def take_apart(host: ir.HostProgram) -> Parts:
@@ -111,9 +117,8 @@ def _one_device(instruction: ir.Allocate | ir.Launch, parts: Parts, inputs: set[
 def _sort_call(call: ir.Call, parts: Parts, inputs: set[str], host: ir.HostProgram, called: set[str]) -> None:
     taken = {r.name for r in refs((call.args, call.kwargs))}
     on_host = {n for n in inputs if n.startswith("x")} | (parts.of_host - parts.constants)
-    seeds = {i.result for i in parts.drawn if isinstance(i, ir.Call) and i.target == SEED}
     if isinstance(call.target, str) and (
-        call.target in (SEED, CONSTANT) or (call.target.startswith(_ON_HOST) and taken <= on_host - seeds)
+        call.target in (SEED, CONSTANT) or (call.target.startswith(_ON_HOST) and taken <= on_host - set(parts.seeds))
     ):
         parts.drawn.append(call)
         if call.target == CONSTANT:

@@ -18,6 +18,8 @@ from .kernels import LoadedKernel
 from .recording import FIXED
 from .torch_private import is_capturing, is_profiling
 
+ANYWHERE = "256"  # an address in the place of one that is known when the graph is launched
+
 
 @dataclass(slots=True)
 class Slots:
@@ -87,13 +89,14 @@ class RecordWriter(_GraphWriter):
         slots = [
             self._slots.of(a) if b in self._given else FIXED for a, b in zip(addresses, launch.buffers, strict=True)
         ]
+        taken = [ANYWHERE if b in self._parts.seeds else a for a, b in zip(addresses, launch.buffers, strict=True)]
         if launch.table:
             slots.append(self._slots.of(self._noted_table(launch)))
-            addresses.append("256")
+            taken.append(ANYWHERE)
         slots += [self._slots.of(f"word_of({host_name(n)})") for n in launch.numbers]
         sizes = [self._size(s) for s in launch.symbols]
         slots += [FIXED] * len(sizes)
-        words = [*addresses, *("0" for _ in launch.numbers), *sizes, self._size(launch.programs)]
+        words = [*taken, *("0" for _ in launch.numbers), *sizes, self._size(launch.programs)]
         self._line(f"recorder.launch({function}, {tuple(slots)!r}, {', '.join(words)}, {self._stream(launch.device)})")
         for name in launch.buffers:
             self._current.pop(name, None)  # it may have been written
@@ -185,7 +188,8 @@ class ReplayWriter(_GraphWriter):
         tables: dict[str, str] = {}
         for launch in self._parts.steps:
             if isinstance(launch, ir.Launch) and launch.table:
-                tables[f"table{self._tables}"] = self._table(launch)
+                name = f"table{self._tables}"
+                tables[name] = self._table(launch)
         words = "".join(f"{tables.get(e, e)}, " for e in self._slots.numbers)
         if self._parts.results:
             self._line("made = found.made()")

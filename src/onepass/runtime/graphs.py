@@ -19,7 +19,7 @@ import torch
 from ..ir.record import CompileRecord
 from .executable import Executable
 from .graph_driver import GraphDriver
-from .graph_parts import NotRecordable, Parts, take_apart
+from .graph_parts import LATER, NotRecordable, Parts, take_apart
 from .graph_text import DrawnWriter, RecordWriter, ReplayWriter, Slots
 from .recording import Recorder, Recording
 from .threads import fork_safe_lock
@@ -59,7 +59,7 @@ class Graphs:
         try:
             self._parts: Parts = take_apart(executable.host)
             self._write()
-            record.graph = "recorded after the first calls"
+            record.graph = LATER
         except NotRecordable as error:
             self._stop(str(error))
 

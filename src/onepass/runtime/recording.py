@@ -206,7 +206,8 @@ def _span(value: torch.Tensor) -> int:
     """Elements from the first to the last."""
     if not value.numel():
         return 0
-    return 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    steps: list[int] = [(n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)]
+    return 1 + sum(steps)
 
 
 @dataclass(eq=False)
