@@ -240,7 +240,11 @@ class _Calls(TorchDispatchMode):
         kwargs = kwargs or {}
         if function is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("operation not permitted when stream is capturing")
+        given = [a for a in args if isinstance(a, torch.Tensor)] if function._schema.is_mutable else []
+        before = [a.clone() for a in given]
         result = function(*args, **kwargs)
+        for tensor, value in zip(given, before, strict=True):
+            tensor.copy_(value)
         if str(function).startswith(ALLOCATING):
             self.capture.pool.keep(result)
             return result
@@ -255,8 +259,7 @@ class _Calls(TorchDispatchMode):
                         old.copy_(new)
 
         self.capture.nodes.append(Node(call=again))
-        mutable = function._schema.is_mutable
-        for tensor in found if not mutable else ():
+        for tensor in found if not given else ():
             self.capture.pool.keep(tensor)
             ctypes.memset(tensor.untyped_storage().data_ptr(), 0xFF, tensor.untyped_storage().nbytes())
         return result

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ class Graphs:
         self._fixed, self._slots = fixed, slots
         self._steps: Callable[..., None] = recording.compiled(text)
         replaying.namespace |= {
-            "off": False, "executable": e, "plain": e.call, "recordings": self._recordings, "missing": self._missing,
+            "off": False, "executable": e, "plain": e.call, "recordings": self._recordings,
+            "missing": partial(self._missing, slots),
             "without": self._without, "failed": self._failed,
         }  # fmt: skip
         self.source = f"{text}\n\n{(replay := replaying.source())}"
@@ -94,12 +96,14 @@ class Graphs:
         self._host_us = min(self._host_us, 1e6 * (time.perf_counter() - started))
         return results
 
-    def _missing(self, sizes: tuple[Any, ...], lie: tuple[int, ...], args: list[Any]) -> Recording | None:
-        """A recording for these sizes and addresses; None where this call runs without."""
+    def _missing(
+        self, slots: Slots, sizes: tuple[Any, ...], lie: tuple[int, ...], args: list[Any]
+    ) -> Recording | None:
+        """A recording for these sizes and addresses; None where this call runs without. `slots`: of who asks."""
         if not _alone.acquire(blocking=False):
             return None
         try:
-            if self._namespace["off"] or self._is_moving(lie, args):
+            if slots is not self._slots or self._namespace["off"] or self._is_moving(lie, args):
                 return None
             who = (threading.get_ident(), sizes)
             self._warm[who] = self._warm.get(who, 0) + 1
