@@ -47,6 +47,13 @@ class Options:
         " again is) to 1",
         True,
     )
+    graphs: str = _option(
+        "off",
+        "NVIDIA GPUs: record a program's launches as one CUDA graph: on; auto: where its predicted time is below the"
+        " time that launching takes; off",
+        False,
+        ("off", "auto", "on"),
+    )
     eager_random: bool = _option(
         False, "True: dropout and random tensors are eager's, bit by bit; drawn by its calls, not in kernels", True,
         (True, False),
@@ -90,6 +97,7 @@ class Options:
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
+    "reduce-overhead": {"graphs": "on"},
     "max-autotune": {"tune": "max"},
     "max-autotune-no-cudagraphs": {"tune": "max"},
 }

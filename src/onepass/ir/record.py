@@ -161,6 +161,7 @@ class CompileRecord:
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cache: str = "miss"  # "hit" | "miss" | "off" | "not kept": close calls could not be measured now
     fallback: str = ""  # why the whole graph runs as eager, if it does
+    graph: str = ""  # how it runs as a CUDA graph, or why it does not; empty where nobody asked
     key: str = ""
     repeats: int = 1
     facts: GraphFacts = field(default_factory=GraphFacts)
