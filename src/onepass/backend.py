@@ -19,7 +19,7 @@ import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import aot_export_module, make_boxed_func
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as shape_config
@@ -327,6 +327,37 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
             return as_it_is
 
     return backend
+
+
+def functional_graph(graph: GraphModule, inputs: Sequence[Any], options: Options) -> tuple[GraphModule, dict[int, int]]:
+    """A graph of torch.export as inference compiles it, and which of its first results are new values of which inputs.
+
+    `inputs`: fake tensors and sizes, for all of its placeholders.
+    """
+    mark(graph, options.no_fuse)
+    on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in inputs)
+    if options.fuse and on_gpu:
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default):
+            node.target = torch.nn.functional.scaled_dot_product_attention
+        prepare_attention(graph)
+    reset_streams()
+    table = decomposition_table(options.target, options.eager_random)
+    with torch.no_grad(), _inverted_anywhere():
+        functional, signature = aot_export_module(graph, inputs, trace_joint=False, decompositions=table)
+    changed = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    order = {name: k for k, name in enumerate(signature.user_inputs)}
+    return functional, {k: order[name] for k, name in enumerate(changed.values())}
+
+
+@contextmanager
+def _inverted_anywhere() -> Iterator[None]:
+    """`~x` works for fake tensors of a GPU that is not here: its own binding asks torch for the device."""
+    own = torch.Tensor.__invert__
+    torch.Tensor.__invert__ = lambda x: torch.bitwise_not(x)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.__invert__ = own  # type: ignore[method-assign]
 
 
 def _without_memory(value: Any) -> bool:

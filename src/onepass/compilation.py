@@ -45,6 +45,7 @@ class Compiled:
     parts: tuple[Compiled, ...] = ()  # its loops' bodies
     executable: Executable | None = None  # None where it runs operation by operation
     made: Made | None = None  # None where it was found in the cache
+    entry: GraphEntry | None = None
 
 
 def compile_graph(
@@ -122,9 +123,9 @@ def _compile_alone(
 def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule) -> Compiled:
     """The graph as it runs. What does not fit the chip must not come here: its driver refuses to load it."""
     if is_planning() or not can_run(record.target, graph):
-        return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record)
+        return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record, entry=entry)
     executable = Executable(entry.host, list(kernels))
-    return Compiled(executable.call, record, executable=executable)
+    return Compiled(executable.call, record, executable=executable, entry=entry)
 
 
 def can_run(target: str, graph: GraphModule) -> bool:

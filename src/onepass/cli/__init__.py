@@ -143,11 +143,11 @@ def _loaded(arguments: argparse.Namespace, doing: str) -> Iterator[LoadedProgram
     """The program of the command line, ready to be called."""
     import torch
 
-    from .. import load
+    from .. import load_all
     from ..progress import Progress
     from .program import in_evaluation, load_program, random_inputs
 
-    load()  # the file may use the package
+    load_all()  # the file may use the package
     with Progress(sys.stderr, 2) as progress:
         progress.step(f"loading {arguments.program}")
         given = random_inputs(arguments.input, arguments.train) if arguments.input else None
@@ -208,10 +208,10 @@ def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from .. import load
+    from .. import load_all
     from ..demo import run_demo
 
-    load()
+    load_all()
     return run_demo()
 
 
@@ -248,8 +248,8 @@ def _cache(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from .. import load
+    from .. import load_all
     from .doctor import run_doctor
 
-    load()
+    load_all()
     return run_doctor()
