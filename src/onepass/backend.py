@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ from .ir.options import Options, options_of_mode
 from .ir.origins import origin_of
 from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
+from .lowering.absent_gpu import absent_gpu
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.fused_updates import write_out_fused_updates
@@ -337,27 +338,20 @@ def functional_graph(graph: GraphModule, inputs: Sequence[Any], options: Options
     mark(graph, options.no_fuse)
     on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in inputs)
     if options.fuse and on_gpu:
-        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default):
+        for node in graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default
+        ):
             node.target = torch.nn.functional.scaled_dot_product_attention
         prepare_attention(graph)
     reset_streams()
     table = decomposition_table(options.target, options.eager_random)
-    with torch.no_grad(), _inverted_anywhere():
+    with torch.no_grad(), absent_gpu() if on_gpu else nullcontext():
         functional, signature = aot_export_module(graph, inputs, trace_joint=False, decompositions=table)
+    for node in functional.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        functional.graph.erase_node(node)  # what is asserted was decided by this trace
     changed = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
     order = {name: k for k, name in enumerate(signature.user_inputs)}
     return functional, {k: order[name] for k, name in enumerate(changed.values())}
-
-
-@contextmanager
-def _inverted_anywhere() -> Iterator[None]:
-    """`~x` works for fake tensors of a GPU that is not here: its own binding asks torch for the device."""
-    own = torch.Tensor.__invert__
-    torch.Tensor.__invert__ = lambda x: torch.bitwise_not(x)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.Tensor.__invert__ = own  # type: ignore[method-assign]
 
 
 def _without_memory(value: Any) -> bool:

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from .ir.options import Options
 from .ir.source import KernelSource
 from .ir.target import Target, find_target
 from .lowering.fingerprint import graph_constants
-from .runtime.archive import write_archive
+from .runtime.archive import is_dense, write_archive
 from .runtime.builders import INTERPRETED, builder_for
 from .runtime.cache import default_cache
 from .runtime.entries import GraphEntry, entry_to_json
@@ -68,6 +69,8 @@ def export(
     """
     chosen = Options.make({**(options or {}), **({"target": target} if target else {})})
     program = _captured(function, args, kwargs, dynamic_shapes)
+    if weights and any(t.device.type == "meta" for t in program.state_dict.values()):
+        raise UnexportableProgram("its parameters have no values", "Leave them out: weights=False.")
     graph = _Graph(program, None if chosen.target == "auto" else find_target(chosen.target))
     chip = choose_target(chosen, graph.compiled_from(chosen))
     if chip.name == INTERPRETED:
@@ -160,10 +163,11 @@ class _Graph:
         self._device = self._device_of(target)
         self._leaves = list(self._arguments())
         _move(self._graph, self._device)
-        self._mode = next((v.fake_mode for n in self._placeholders if hasattr(v := n.meta["val"], "fake_mode")), None)
+        modes = (v.fake_mode for n in self._placeholders if hasattr(v := n.meta["val"], "fake_mode"))
+        self._mode: Any = next(modes, None)
         if self._mode is None:
             raise UnexportableProgram("it takes no tensors", "Give it one.")
-        self.inputs_ = [self._fake(n) for n in self._placeholders]
+        self.fakes = [self._fake(n) for n in self._placeholders]
 
     def _device_of(self, target: Target | None) -> str:
         if target is not None:
@@ -175,9 +179,7 @@ class _Graph:
 
     def _arguments(self) -> Iterator[Any]:
         """What each leaf of the inputs is: a constant, or a placeholder. Others of the placeholders are weights."""
-        for node, spec in zip(
-            self._graph.graph.find_nodes(op="placeholder"), self._signature.input_specs, strict=True
-        ):
+        for node, spec in zip(self._graph.graph.find_nodes(op="placeholder"), self._signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
                 node.replace_all_uses_with(spec.arg.value)
                 self._graph.graph.erase_node(node)
@@ -197,7 +199,7 @@ class _Graph:
     def add_weight(self, name: str, tensor: torch.Tensor) -> str:
         """Keep a tensor under a name; equal ones are kept once."""
         tensor = tensor.detach()
-        tensor = tensor if _is_dense(tensor) else tensor.contiguous()
+        tensor = tensor if is_dense(tensor.shape, tensor.stride()) else tensor.contiguous()
         key = _place(tensor)
         for weight in self.weights:
             if tensor.numel() and key is not None and _place(weight.tensor) == key:
@@ -220,12 +222,12 @@ class _Graph:
         """What a call must give. Sizes as they are known after compiling."""
         leaves = [
             _leaf(value, n.name)
-            for n, value, (kind, _) in zip(self._placeholders, self.inputs_, self.given, strict=True)
+            for n, value, (kind, _) in zip(self._placeholders, self.fakes, self.given, strict=True)
             if kind == "input"
         ]
         structure = _structure(self._program.call_spec.in_spec, iter(self._leaves))
-        used = {s for v in self.inputs_ for s in _symbols(v)}
-        return Inputs(structure, tuple(leaves), dict(_ranges(used, self._program, self.inputs_)))
+        used = {s for v in self.fakes for s in _symbols(v)}
+        return Inputs(structure, tuple(leaves), dict(_ranges(used, self._program, self.fakes)))
 
     # what comes out
 
@@ -234,7 +236,7 @@ class _Graph:
         shape_env = getattr(self._mode, "shape_env", None)
         before = len(shape_env.guards) if shape_env is not None else 0
         try:
-            self.functional, changed = functional_graph(self._graph, self.inputs_, options)
+            self.functional, changed = functional_graph(self._graph, self.fakes, options)
         except OnepassError:
             raise
         except Exception as error:
@@ -297,16 +299,6 @@ def _place(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it is all of its memory, each element once."""
-    wanted = 1
-    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1):
-        if stride != wanted:
-            return False
-        wanted *= size
-    return True
-
-
 def _leaf(value: Any, name: str) -> Leaf:
     if isinstance(value, torch.Tensor):
         shape, strides = tuple(map(_size, value.shape)), tuple(map(_size, value.stride()))
@@ -356,10 +348,11 @@ def _structure(spec: Any, leaves: Iterator[Any]) -> Any:
     parts = [_structure(child, leaves) for child in spec.children()]
     if kind in (tuple, list):
         return [kind.__name__, parts]
-    if issubclass(kind, dict) and isinstance(context, list) and all(type(k) in (str, int) for k in context):
-        return ["dict", [[key, part] for key, part in zip(context, parts, strict=True)]]
-    if kind is pytree.namedtuple or hasattr(context, "_fields"):
+    if hasattr(context, "_fields"):
         return ["named", context.__name__, list(context._fields), parts]
+    plain = isinstance(context, list) and all(type(k) in (str, int) for k in context)
+    if isinstance(kind, type) and issubclass(kind, dict) and plain:
+        return ["dict", [[key, part] for key, part in zip(context, parts, strict=True)]]
     problem = f"it takes or returns a {getattr(kind, '__name__', kind)}"
     raise UnexportableProgram(problem, "Use tuples, lists, dicts and named tuples of tensors.")
 
@@ -371,7 +364,6 @@ def _binaries(entry: GraphEntry, target: Target, builder: Builder, options: Opti
     """Every kernel in each of its variants; for GPUs also what launches them."""
     sources = {s.key: s for kernel in entry.kernels for s in _variants(kernel)}
     cache = default_cache() if options.cache else None
-    from concurrent.futures import ThreadPoolExecutor
 
     def built(source: KernelSource) -> bytes:
         key = artifact_key(source, builder.fingerprint())
@@ -436,6 +428,8 @@ def _in_python(name: str) -> bool:
 
 def _live_problem(host: ir.HostProgram) -> str:
     """What of a host program has no written form."""
-    called = [host.live[i.target.name] for i in host.instructions if isinstance(i, ir.Call) and isinstance(i.target, ir.Live)]
+    called = [
+        host.live[i.target.name] for i in host.instructions if isinstance(i, ir.Call) and isinstance(i.target, ir.Live)
+    ]
     names = [str(getattr(c, "__name__", c)) for c in called]
     return f"it calls {names[0]}, which only this process has" if names else "it holds an object of this process"

@@ -1,4 +1,4 @@
-"""The command line: `onepass explain | profile | repro | demo | bench | cache | doctor`.
+"""The command line: `onepass explain | profile | repro | export | demo | bench | cache | doctor`.
 
 Results on stdout, the rest on stderr. Nothing here imports torch before a command needs it.
 """
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_profile(commands)
     _add_repro(commands)
+    _add_export(commands)
     demo = commands.add_parser("demo", help="compile several real workloads, check them, time them beside eager")
     demo.set_defaults(command=_demo)
     beside = "speed beside eager, Inductor and XLA (from a source folder)"
@@ -133,6 +134,15 @@ def _add_repro(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     repro.set_defaults(command=_repro)
 
 
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "Compile a function, forward alone, into a file that onepass.load runs without a compiler."
+    export = _add_program(commands, "export", "write a compiled function as a file to deploy", what)
+    export.add_argument("-o", "--out", type=Path, required=True, metavar="OUT.onepass", help="the file to write")
+    export.add_argument("--no-weights", action="store_true", help="leave parameters and buffers out of the file")
+    export.add_argument("--march", default="native", help='a CPU as the C compiler names it, such as "x86-64-v3"')
+    export.set_defaults(command=_export)
+
+
 def _add_outputs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON instead of text")
     command.add_argument("--html", type=Path, metavar="OUT.html", help="also write one self-contained page")
@@ -192,6 +202,18 @@ def _repro(arguments: argparse.Namespace) -> int:
         backend = make_backend(options)
         text = repro_text(program.function, program.args, program.kwargs, backend, arguments.program, arguments.graph)
     _write(arguments.out, "--out", lambda: text)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from ..exporting import export
+
+    with _loaded(arguments, "compiling") as program:
+        export(
+            program.function, *program.args, path=arguments.out, target=arguments.target,
+            weights=not arguments.no_weights, march=arguments.march, **program.kwargs,
+        )  # fmt: skip
+    print(f"wrote {arguments.out}", file=sys.stderr)
     return 0
 
 

@@ -10,11 +10,12 @@ import ctypes
 import hashlib
 import io
 import json
+import math
 import mmap
 import os
 import secrets
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -108,19 +109,32 @@ class Archive:
         """Of all members."""
         return self._zip.namelist()
 
-    def fill(self, name: str, tensor: torch.Tensor) -> None:
-        """Read a member into the memory of a tensor on the CPU, all of which it is."""
-        target = _memory(tensor)
+    def tensor(self, name: str, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+        """A member as a tensor on the CPU."""
         try:
+            if not is_dense(shape, strides):
+                raise ValueError(f"sizes {shape} with strides {strides}")
+            size = math.prod(shape) * dtype.itemsize
             with self._zip.open(name) as member:
-                at = 0
-                while block := member.read(_BLOCK):
-                    target[at : at + len(block)] = block
-                    at += len(block)
-        except (KeyError, ValueError, zipfile.BadZipFile) as error:
+                if (found := self._zip.getinfo(name).file_size) != size:
+                    raise ValueError(f"{found} bytes instead of {size}")
+                tensor = torch.empty_strided(shape, strides, dtype=dtype)
+                target = _memory(tensor)
+                for at in range(0, size, _BLOCK):
+                    target[at : at + _BLOCK] = member.read(_BLOCK)
+                return tensor
+        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise DamagedFile(str(self.path), f"{name}: {error}") from error
-        if at != len(target):
-            raise DamagedFile(str(self.path), f"{name} has {at} bytes instead of {len(target)}")
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor is all of its memory, each element once."""
+    wanted = 1
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n != 1):
+        if (stride != wanted and 0 not in shape) or size < 0:
+            return False
+        wanted *= size
+    return True
 
 
 def _digest(file: Any, length: int) -> bytes:
@@ -135,4 +149,3 @@ def _digest(file: Any, length: int) -> bytes:
 def _memory(tensor: torch.Tensor) -> Any:
     size = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B") if size else memoryview(b"")
-

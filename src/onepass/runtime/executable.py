@@ -119,7 +119,7 @@ class _Writer:
         if not self._ranges:
             self._line("if is_profiling(): return profiled(args)")
         if self._home:
-            index = torch.device(self._home).index or 0
+            index = _device(self._home).index or 0
             self._line(f"if current_device() != {index}: return on_device({index}, call, args)")
         inputs = [_name(n) for n in self._host.inputs]
         if inputs:
@@ -128,7 +128,7 @@ class _Writer:
         if self._on_cpu:
             self._line("threads = thread_count()")
         for device in self._devices:
-            self._line(f"{self._stream(device)} = current_stream({torch.device(device).index or 0})")
+            self._line(f"{self._stream(device)} = current_stream({_device(device).index or 0})")
         for number, instruction in enumerate(self._host.instructions):
             self._instruction(number, instruction)
         outputs = "".join(f"{self._tree(o)}, " for o in self._host.outputs)
@@ -144,7 +144,10 @@ class _Writer:
             self._line(f"stepped({number}, started)")
 
     def compiled(self, source: str) -> Callable[[list[Any]], Any]:
-        exec(compile(source, "<onepass host program>", "exec"), self.namespace)
+        try:
+            exec(compile(source, "<onepass host program>", "exec"), self.namespace)
+        except SyntaxError as error:
+            raise MalformedProgram(f"not a program: {error}") from error
         call: Callable[[list[Any]], Any] = self.namespace["call"]
         return call
 
@@ -200,7 +203,7 @@ class _Writer:
             addresses.append(self._table(launch))
         comment = _comment(kernel.name)
         if launch.programs:
-            index = torch.device(launch.device).index or 0
+            index = _device(launch.device).index or 0
             function = f"{function}_{index}"
             self.namespace[function], self.namespace[f"{function}_failed"] = kernel.function(index)
             words = [f"word_of({_name(b)})" for b in launch.numbers]
@@ -241,7 +244,7 @@ class _Writer:
 
     def _stream(self, device: str) -> str:
         """The variable that holds the current stream of a device."""
-        kind, index = torch.device(device).type, torch.device(device).index or 0
+        kind, index = _device(device).type, _device(device).index or 0
         self.namespace["current_stream"] = current_stream if kind == "cuda" else lambda _device: 0
         return f"stream{index}"
 
@@ -278,7 +281,7 @@ class _Writer:
 
     def _torch_value(self, value: ir.TorchValue) -> str:
         if value.kind == "device":
-            return self._constant("device", value.name, torch.device(value.name))
+            return self._constant("device", value.name, _device(value.name))
         found = getattr(torch, value.name, None)
         if type(found) not in (torch.dtype, torch.layout, torch.memory_format) or type(found).__name__ != value.kind:
             raise MalformedProgram(f"torch has no {value.kind} {value.name!r}")
@@ -331,6 +334,13 @@ class _Writer:
             return _name(ref.name)
         shape, strides = self._shape(ref.shape), self._shape(ref.strides)
         return f"view({_name(ref.name)}, {shape}, {strides}, {self._size(ref.offset)})"
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise MalformedProgram(f"not a device: {name!r}") from error
 
 
 def _name(name: str) -> str:

@@ -145,9 +145,7 @@ def _weights(
         elif one["member"] is None:
             raise InputMismatch(f"the weight {names[0]}", "missing", "weights= given to onepass.load")
         else:
-            tensor = torch.empty_strided(shape, strides, dtype=dtype)
-            archive.fill(one["member"], tensor)
-            tensor = tensor.to(device)
+            tensor = archive.tensor(one["member"], dtype, shape, strides).to(device)
         found.update(dict.fromkeys(names, tensor))
     return found
 

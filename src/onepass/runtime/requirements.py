@@ -87,9 +87,9 @@ class Requirements:
                 raise IncompatibleFile(path, f"the operator {name}: {schema}", found, fix)
 
     def _check_chip(self, path: str) -> None:
-        fix = f"Run it on such a chip, or export it for this one: onepass.export(..., target={_chip_here()!r})."
-        if _chip_here() != self.target:
-            raise IncompatibleFile(path, f"a GPU of the kind {self.target}", _chip_here() or "none", fix)
+        if (here := _chip_here()) != self.target:
+            fix = f"Run it on such a chip, or export it for this one: onepass.export(..., target={here or 'cpu'!r})."
+            raise IncompatibleFile(path, f"a GPU of the kind {self.target}", here or "none", fix)
         if self.cuda > (0, 0) and (own := _driver_version()) < (self.cuda[0], 0):
             fix = "Update the GPU's driver."
             raise IncompatibleFile(path, f"a driver for CUDA {self.cuda[0]}", f"one for {_dotted(own)}", fix)
@@ -113,7 +113,7 @@ def _chip_here() -> str:
     try:
         return current_chip().name
     except UnknownTarget:
-        return torch.cuda.get_device_name()
+        return str(torch.cuda.get_device_name())
 
 
 def _driver_version() -> tuple[int, int]:
@@ -135,4 +135,3 @@ def glibc_of(binaries: Iterable[bytes]) -> tuple[int, int]:
 def schema_of(name: str) -> str:
     """What an operator takes and gives; LookupError where there is none."""
     return str(getattr(resolve_callable(name), "_schema", ""))
-

@@ -196,7 +196,7 @@ def builder_of(structure: Any) -> Callable[[Sequence[Any]], Any]:
             items = [builder_of(part) for part in parts]
             return lambda leaves: tuple(build(leaves) for build in items)
         case ["named", str(name), [*fields], [*parts]]:
-            made: Any = namedtuple(name, fields)  # type: ignore[misc]  # noqa: PYI024
+            made: Any = namedtuple(name, fields)  # type: ignore[misc]
             items = [builder_of(part) for part in parts]
             return lambda leaves: made(*(build(leaves) for build in items))
     raise ValueError(f"not a structure: {structure!r}")

@@ -41,15 +41,12 @@ _COMMON_FLAGS = (
     "-fno-builtin-sin", "-fno-builtin-sinf", "-fno-builtin-cos", "-fno-builtin-cosf",
 )  # fmt: skip
 
-# Of x86 processors: what the compiler defines, and the kernel's name where it is another one.
-_INSTRUCTION_SETS = tuple(
-    (word.partition(":")[0], word.partition(":")[2] or word.lower())
-    for word in (
-        "SSE3:pni SSSE3 SSE4_1 SSE4_2 SSE4A POPCNT MOVBE AVX AVX2 FMA FMA4 XOP F16C BMI:bmi1 BMI2 LZCNT:abm ADX AES "
-        "PCLMUL:pclmulqdq VAES VPCLMULQDQ GFNI SHA:sha_ni AVX512F AVX512CD AVX512VL AVX512BW AVX512DQ AVX512IFMA "
-        "AVX512VBMI AVX512VBMI2:avx512_vbmi2 AVX512VNNI:avx512_vnni AVX512BITALG:avx512_bitalg "
-        "AVX512VPOPCNTDQ:avx512_vpopcntdq AVX512BF16:avx512_bf16 AVX512FP16:avx512_fp16 AVXVNNI:avx_vnni"
-    ).split()
+# Of x86 processors: what the compiler defines, and after a colon the kernel's name where it is another one.
+_INSTRUCTION_SETS = (
+    "SSE3:pni SSSE3 SSE4_1 SSE4_2 SSE4A POPCNT MOVBE AVX AVX2 FMA FMA4 XOP F16C BMI:bmi1 BMI2 LZCNT:abm ADX AES "
+    "PCLMUL:pclmulqdq VAES VPCLMULQDQ GFNI SHA:sha_ni AVX512F AVX512CD AVX512VL AVX512BW AVX512DQ AVX512IFMA "
+    "AVX512VBMI AVX512VBMI2:avx512_vbmi2 AVX512VNNI:avx512_vnni AVX512BITALG:avx512_bitalg "
+    "AVX512VPOPCNTDQ:avx512_vpopcntdq AVX512BF16:avx512_bf16 AVX512FP16:avx512_fp16 AVXVNNI:avx_vnni"
 )
 
 
@@ -124,7 +121,8 @@ class Toolchain:
         if done.returncode:
             raise KernelBuildError(shlex.join(command), done.stderr.strip(), "")
         defined = set(re.findall(r"#define __(\w+?)__ 1", done.stdout))
-        return tuple(name for macro, name in _INSTRUCTION_SETS if macro in defined)
+        sets = (word.partition(":") for word in _INSTRUCTION_SETS.split())
+        return tuple(name or macro.lower() for macro, _, name in sets if macro in defined)
 
 
 def load_c(path: Path, source: KernelSource) -> Callable[..., int]:
