@@ -15,6 +15,8 @@ from importlib import import_module, metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from .version import VERSION
+
 if TYPE_CHECKING:
     from .api import explain, profile
     from .backend import FallbackWarning, jit
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from .runtime.loading import load
     from .steering import fuse, keep, no_fuse, recompute, save
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Explanation",
     "FallbackWarning",

@@ -22,7 +22,6 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from . import __version__
 from .backend import choose_target, functional_graph
 from .compilation import compile_graph
 from .errors import OnepassError, UnexportableProgram
@@ -44,6 +43,7 @@ from .runtime.scratch import scratch_folder
 from .runtime.shipped import LAUNCHER
 from .runtime.signature import Inputs, Leaf
 from .runtime.toolchain import Toolchain
+from .version import VERSION
 
 _OWN = ("aten", "prims", "onepass")
 _KEEP_OUT = "Keep it out of the exported function, or write it with torch's own operators."
@@ -88,7 +88,7 @@ def export(
     binaries = dict(_binaries(entry, chip, builder, chosen))
     constant_names = [graph.add_weight(f"constant {n}", c) for n, c in enumerate(constants)]
     manifest = {
-        "format": FORMAT, "onepass": __version__, "torch": torch.__version__,
+        "format": FORMAT, "onepass": VERSION, "torch": torch.__version__,
         "needs": _requirements(entry.host, chip, builder, binaries).to_json(),
         "inputs": graph.inputs().to_json(), "outputs": graph.outputs, "given": graph.given, "aliases": graph.aliases,
         "constants": constant_names, "weights": [w.described(weights) for w in graph.weights],
