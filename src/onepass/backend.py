@@ -10,7 +10,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import aot_export_module, make_boxed_func
 from torch._guards import TracingContext
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental import _config as shape_config
@@ -40,6 +40,7 @@ from .ir.origins import origin_of
 from .ir.plan import Decision
 from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
+from .lowering.absent_gpu import absent_gpu
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.fused_updates import write_out_fused_updates
@@ -357,6 +358,30 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
             return as_it_is
 
     return backend
+
+
+def functional_graph(graph: GraphModule, inputs: Sequence[Any], options: Options) -> tuple[GraphModule, dict[int, int]]:
+    """A graph of torch.export as inference compiles it, and which of its first results are new values of which inputs.
+
+    `inputs`: fake tensors and sizes, for all of its placeholders.
+    """
+    mark(graph, options.no_fuse)
+    on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in inputs)
+    if options.fuse and on_gpu:
+        for node in graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default
+        ):
+            node.target = torch.nn.functional.scaled_dot_product_attention
+        prepare_attention(graph)
+    reset_streams()
+    table = decomposition_table(options.target, options.eager_random)
+    with torch.no_grad(), absent_gpu() if on_gpu else nullcontext():
+        functional, signature = aot_export_module(graph, inputs, trace_joint=False, decompositions=table)
+    for node in functional.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        functional.graph.erase_node(node)  # what is asserted was decided by this trace
+    changed = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    order = {name: k for k, name in enumerate(signature.user_inputs)}
+    return functional, {k: order[name] for k, name in enumerate(changed.values())}
 
 
 def _without_memory(value: Any) -> bool:

@@ -48,6 +48,7 @@ class Compiled:
     parts: tuple[Compiled, ...] = ()  # its loops' bodies
     executable: Executable | None = None  # None where it runs operation by operation
     made: Made | None = None  # None where it was found in the cache
+    entry: GraphEntry | None = None
 
 
 def compile_graph(
@@ -129,10 +130,10 @@ def _loaded(
     wanted = options.graphs != "off" and record.direction != "rows"  # a loop over rows is part of the graph around it
     record.graph = _recordable(entry.host, record.target) if wanted else ""
     if is_planning() or not can_run(record.target, graph):
-        return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record)
+        return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record, entry=entry)
     executable = Executable(entry.host, list(kernels))
     call = _as_graph(executable, record, graph, options.graphs) if wanted else executable.call
-    return Compiled(call, record, executable=executable)
+    return Compiled(call, record, executable=executable, entry=entry)
 
 
 def _recordable(host: HostProgram, target: str) -> str:

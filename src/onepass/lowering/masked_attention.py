@@ -115,6 +115,8 @@ def prepare_attention(graph: GraphModule) -> None:
 def attention(*args: Any, **kwargs: Any) -> Tensor:
     """What stands for `F.scaled_dot_product_attention` while a graph is traced."""
     given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+    if given["query"].is_cuda and not torch.cuda.is_available():
+        return plain_attention(given) if _is_plain(given) else _by_definition(given)
     if not _is_plain(given):
         return ATTENTION(**given)
     tensors = [t for name in ARGUMENTS[:4] if isinstance(t := given.get(name), Tensor)]
@@ -127,6 +129,15 @@ def attention(*args: Any, **kwargs: Any) -> Tensor:
             found: Tensor = ATTENTION(**form)
             return found if found.dim() == tensors[0].dim() else found.squeeze(0)
     return plain_attention(given)
+
+
+def _by_definition(given: Given) -> Tensor:
+    """Torch's own plain math, for a GPU that is not here and cannot be asked what its library takes."""
+    own = [given.get(name) for name in ARGUMENTS[:4]]
+    dropped, causal = given.get("dropout_p", 0.0), given.get("is_causal", False)
+    options = {name: given[name] for name in ("scale", "enable_gqa") if name in given}
+    found: Tensor = torch.ops.aten._scaled_dot_product_attention_math(*own, dropped, causal, **options)[0]
+    return found
 
 
 def on_gpu(tensor: Tensor) -> bool:

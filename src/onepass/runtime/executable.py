@@ -124,14 +124,14 @@ class Writer:
         if not self._ranges:
             self._line("if is_profiling(): return profiled(args)")
         if self._home:
-            index = torch.device(self._home).index or 0
+            index = _device(self._home).index or 0
             self._line(f"if current_device() != {index}: return on_device({index}, call, args)")
         self._unpack()
         self._line("args.clear()")
         if self._on_cpu:
             self._line("threads = thread_count()")
         for device in self._devices:
-            self._line(f"{self._stream(device)} = current_stream({torch.device(device).index or 0})")
+            self._line(f"{self._stream(device)} = current_stream({_device(device).index or 0})")
         for number, instruction in enumerate(self._host.instructions):
             self._instruction(number, instruction)
         outputs = "".join(f"{self._tree(o)}, " for o in self._host.outputs)
@@ -151,7 +151,10 @@ class Writer:
             self._line(f"stepped({number}, started)")
 
     def compiled(self, source: str) -> Callable[[list[Any]], Any]:
-        exec(compile(source, "<onepass host program>", "exec"), self.namespace)
+        try:
+            exec(compile(source, "<onepass host program>", "exec"), self.namespace)
+        except SyntaxError as error:
+            raise MalformedProgram(f"not a program: {error}") from error
         call: Callable[[list[Any]], Any] = self.namespace["call"]
         return call
 
@@ -214,7 +217,7 @@ class Writer:
             addresses.append(self._table(launch))
         comment = _comment(kernel.name)
         if launch.programs:
-            index = torch.device(launch.device).index or 0
+            index = _device(launch.device).index or 0
             function = f"{function}_{index}"
             self.namespace[function], self.namespace[f"{function}_failed"] = kernel.function(index)[:2]
             words = [f"word_of({host_name(b)})" for b in launch.numbers]
@@ -256,7 +259,7 @@ class Writer:
 
     def _stream(self, device: str) -> str:
         """The variable that holds the current stream of a device."""
-        kind, index = torch.device(device).type, torch.device(device).index or 0
+        kind, index = _device(device).type, _device(device).index or 0
         self.namespace["current_stream"] = current_stream if kind == "cuda" else lambda _device: 0
         return f"stream{index}"
 
@@ -293,7 +296,7 @@ class Writer:
 
     def _torch_value(self, value: ir.TorchValue) -> str:
         if value.kind == "device":
-            return self._constant("device", value.name, torch.device(value.name))
+            return self._constant("device", value.name, _device(value.name))
         found = getattr(torch, value.name, None)
         if type(found) not in (torch.dtype, torch.layout, torch.memory_format) or type(found).__name__ != value.kind:
             raise MalformedProgram(f"torch has no {value.kind} {value.name!r}")
@@ -346,6 +349,13 @@ class Writer:
             return host_name(ref.name)
         shape, strides = self._shape(ref.shape), self._shape(ref.strides)
         return f"view({host_name(ref.name)}, {shape}, {strides}, {self._size(ref.offset)})"
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise MalformedProgram(f"not a device: {name!r}") from error
 
 
 def host_name(name: str) -> str:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -26,7 +26,7 @@ from .assembler import adds_wrongly, given_up, registers_and_stack, repaired
 from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
 from .driver import ENCODE, OVERLAP, driver
-from .kernels import build_kernels
+from .kernels import Builder, build_kernels
 from .launcher import launcher
 from .prelude import load_module, prelude_digest
 from .scratch import scratch_folder
@@ -37,6 +37,12 @@ WRONG_CONTEXT = 201
 # Of the memory of matrix units on sm_100; Triton's launcher is what refuses a kernel that asks for more.
 MOST_COLUMNS, COLUMN_BYTES = 512, 512
 _DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
+
+
+class GpuBuilder(Builder, Protocol):
+    """A builder of kernels for a GPU."""
+
+    target: Target
 
 
 class TritonBuilder:
@@ -61,7 +67,7 @@ class TileKernel:
     `kept`: it is in the cache, and so are its variants.
     """
 
-    def __init__(self, built: Built, source: KernelSource, builder: TritonBuilder, kept: bool) -> None:
+    def __init__(self, built: Built, source: KernelSource, builder: GpuBuilder, kept: bool) -> None:
         self.built = built
         self._on_device = functools.cache(functools.partial(_on_device, built, source, builder, kept))
 
@@ -240,7 +246,7 @@ class Launchable(NamedTuple):
     prepare: Callable[[int], None]
 
 
-def _on_device(built: Built, source: KernelSource, builder: TritonBuilder, kept: bool, device: int) -> Launchable:
+def _on_device(built: Built, source: KernelSource, builder: GpuBuilder, kept: bool, device: int) -> Launchable:
     """A kernel on a device."""
     gpu = driver(builder.target)
     with torch.cuda.device(device):
@@ -276,6 +282,12 @@ def _on_device(built: Built, source: KernelSource, builder: TritonBuilder, kept:
             raise RuntimeError(f"onepass: launching {source.name} failed with driver error {status}")
 
     return Launchable(launch, recover, entry, kernel, prepare)
+
+
+def variants_of(source: KernelSource) -> list[KernelSource]:
+    """The same kernel for arguments of every kind."""
+    others = (ANY_SIZES, ANY_POINTERS) if source.multiples else (ANY_POINTERS,)
+    return [source, *(variant_of(source, variant) for variant in others)]
 
 
 def variant_of(source: KernelSource, variant: int) -> KernelSource:
