@@ -110,7 +110,7 @@ def _numbers(group: Group, kernel: Kernel, result: ScheduledGroup, target: Targe
     alone = len(result.kernels) == 1
     read = bytes_read([s.value for s in group.stores]) if alone else sum(map(storage_bytes, kernel.reads))
     written = sum(map(storage_bytes, kernel.writes))
-    work = operation_cost(opened(unify(list(group.stores), group.products))) if kernel is result.kernels[0] else 0.0
+    work = operation_cost(opened(unify(list(group.stores), group.products))) if kernel is result.main else 0.0
     predicted = price(kernel, target).total_us if target.warp else predict_us(read + written, work, 1, target)
     return read, written, predicted, work
 

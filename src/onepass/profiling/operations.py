@@ -125,7 +125,7 @@ class _Bench:
                 verify_kernel(kernel)
         except OnepassError as error:
             return f"no such kernel: {str(error).splitlines()[0]}"
-        schedule = scheduled.kernels[0].schedule
+        schedule = scheduled.main.schedule
         self.schedule = self.schedule or schedule
         if schedule != self.schedule:
             return "without it the kernel runs by another schedule"
