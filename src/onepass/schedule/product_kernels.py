@@ -57,7 +57,7 @@ def schedule_products(
     def part(asks: bool) -> list[ProductScheduler]:
         return [ProductScheduler(c, target, own, chunk, steps, asks_tiles=asks, stores=stores)]
 
-    scheduled = _after_questions(part, target, f"{name}_partial", origins)
+    scheduled = _after_questions(part, target, name, origins)
     results = postorder([s.value for s in waiting], into_reductions=False)
     chooses = chunk is not None and any(isinstance(e, Pointwise) and e.op == "where" for e in results)
     domains = dict.fromkeys(s.domain if c.entering else None for s in waiting)  # results of one shape are one kernel
@@ -66,7 +66,8 @@ def schedule_products(
     if chunk is not None:  # every program merges the maxima anew
         shared = frozenset.intersection(*(s.domain for s in waiting))
         tails = [replace(tail, outer=tuple(a for a in tail.classes if a in shared)) for tail in tails]
-    following = finished(scheduled.main, tails, workspace, target, name)
+    first = replace(scheduled.main, name=f"{name}_partial")
+    following = finished(first, tails, workspace, target, name)
     kernels = (*scheduled.kernels[:-1], *following.kernels)
     return replace(scheduled, kernels=kernels, workspace=(*scheduled.workspace, *following.workspace))
 
