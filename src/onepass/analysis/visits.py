@@ -19,6 +19,7 @@ from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Reduce, const, pointwise, postorder, substitute_axes
 from ..ir.poly import Axis, Poly, in_range
 from ..ir.states import identities
+from .access import flat_offset
 from .formulas import Data, Every, Formula, Positive, Some, added_number
 
 _OPPOSITE = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge", "eq": "ne", "ne": "eq"}
@@ -116,23 +117,36 @@ def _said(condition: Expr, holds: bool, every: bool) -> Expr:
     return condition if holds else pointwise("bitnot", condition)
 
 
-def usually_grows(formula: Formula, rows: Axis) -> bool:
-    """Whether a row counts more columns the larger its data is: later rows, as a rule, since most positions rise."""
+def usually_grows(formula: Formula, rows: Axis, swept: Axis) -> bool:
+    """Whether a row counts more columns the larger its data is: later rows, as a rule, since most positions rise.
+
+    Of a stored mask a row of memory is a query, and later queries see more.
+    """
     match formula:
         case Data(condition, holds):
             compared = _compared(condition, holds, rows)
-            return compared is not None and compared[0] in ("ge", "gt") and rows not in compared[2].axes
+            rises = compared is not None and compared[0] in ("ge", "gt") and rows not in compared[2].axes
+            return rises or any(_step(e, rows) > _step(e, swept) > 0 for e in postorder([condition]))
         case Every(parts) | Some(parts):
-            return any(usually_grows(p, rows) for p in parts)
+            return any(usually_grows(p, rows, swept) for p in parts)
     return False
+
+
+def _step(e: Expr, axis: Axis) -> int:
+    """How far apart two neighbours along an axis are loaded; 0 where that is not known."""
+    step = flat_offset(e.buffer, e.index).coefficient(axis) if isinstance(e, Load) else None
+    return step.constant or 0 if step is not None else 0
 
 
 def expected(formula: Formula, rows: Axis, swept: Axis) -> float:
     """The part of the columns that a formula is expected to leave, in the mean over the rows.
 
-    Of an order between data of rows and data of columns one half: positions, as a rule. Else nothing is known.
+    Of an order between data of rows and data of columns one half: positions, as a rule. Of a stored mask of booleans
+    the same: one that hides little is seldom stored for every row and column. Else nothing is known.
     """
     match formula:
+        case Data(Load() as mask, _):
+            return 0.5 if {rows, swept} <= mask.axes else 1.0
         case Data(condition, holds):
             compared = _compared(condition, holds, rows)
             ordered = compared is not None and compared[0] in ("ge", "gt", "le", "lt")

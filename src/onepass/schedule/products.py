@@ -161,7 +161,9 @@ class ProductScheduler(MatrixTiles):
             if len(r.over) == 1 and rows in r.axes:
                 counts = needed(r.inputs[0], r.monoid, r.monoid == "max")
                 ranges = find_ranges(counts, rows, r.over[0], Poly.ZERO, 1)
-                if usually_grows(counts, rows) or any(b.upper and b.slope > 0 for one in ranges for b in one):
+                if usually_grows(counts, rows, r.over[0]) or any(
+                    b.upper and b.slope > 0 for one in ranges for b in one
+                ):
                     return True
         return False
 
