@@ -58,7 +58,7 @@ class KernelRecord:
     @property
     def group(self) -> str:
         """The name of the group that the kernel belongs to."""
-        return re.sub(r"_(partial|finish\d*)$", "", self.name)
+        return re.sub(r"_(partial|finish\d*|visits\d+_\d+)$", "", self.name)
 
     def note(self, built: Any) -> None:
         """Keep what the chip's own compiler said of the kernel, if it did."""
