@@ -45,6 +45,7 @@ from .lowering.marked import mark
 from .lowering.masked_attention import prepare_attention
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
+from .lowering.rerolled import reroll
 from .lowering.size_one import is_right_for_one
 from .plugging import in_training, plugged
 from .runtime.device import current_chip
@@ -303,6 +304,8 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         if chosen.fuse and multiplies:
             prepare_attention(graph)
         write_out_fused_updates(graph)
+        if chosen.fuse and chosen.precision != "eager":
+            reroll(graph)
         made.mark, made.ended = None, ending(graph)
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)
