@@ -185,7 +185,7 @@ def loops(graph: Graph) -> Iterator[Loop]:
     series = {n for n, r in readings.items() if len(positions[r.base, r.form]) >= FEWEST_STEPS}
     nodes = [n for n in graph.nodes if n.op.startswith("call") and n not in series]
     numbers = dict[object, int]()
-    kinds = [numbers.setdefault(_kind(n, series), len(numbers)) for n in nodes]
+    kinds = [numbers.setdefault(_kind(n), len(numbers)) for n in nodes]
     taken = [False] * len(nodes)
     for period in _periods(kinds):
         for start, length in _stretches(kinds, period):
@@ -209,17 +209,12 @@ def _stretches(kinds: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
         start = end + 1
 
 
-def _kind(node: Node, series: set[Node]) -> object:
+def _kind(node: Node) -> object:
     """What steps have in common: equal for operations that differ in the tensors they read."""
-    form = map_arg((node.args, node.kwargs), lambda n: _Hole(n in series))
+    form = map_arg((node.args, node.kwargs), lambda n: None)
     value = value_of(node)
     shape = (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else type(value)
     return node.op, node.target, repr(form), shape
-
-
-@dataclass(frozen=True, slots=True)
-class _Hole:
-    moves: bool
 
 
 def _periods(kinds: Sequence[int]) -> list[int]:

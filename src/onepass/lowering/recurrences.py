@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Index, Part, Scan, literal, pointwise
+from ..ir.expr import Expr, Index, Load, Part, Reduce, Scan, literal, pointwise, postorder
 from ..ir.poly import Poly
+from ..ir.program import Buffer, Define
 from .context import Context
 from .registry import RULES, Unsupported
 from .scans import along
-from .values import Ref, own_point
+from .values import Ref, axes_of, own_point
 
 _library = torch.library.Library("onepass", "FRAGMENT")
 _library.define(
@@ -86,3 +87,19 @@ def _lowered(ctx: Context, a: Ref, b: Ref, first: Ref | None, reverse: bool) -> 
 
 
 RULES[recurrence] = _lowered
+
+
+def is_state(ctx: Context, buffer: Buffer) -> bool:
+    """Whether a tensor holds states of a recurrence, or is computed from them and as large."""
+    defines = {s.buffer: s.value for s in ctx.statements if isinstance(s, Define)}
+    seen, waiting = set[Buffer](), [buffer]
+    while waiting:
+        if (found := waiting.pop()) in seen or found not in defines:
+            continue
+        seen.add(found)
+        nodes = list(postorder([defines[found]]))
+        if any(isinstance(e, Scan) and e.monoid == "linear" for e in nodes):
+            return True
+        if not any(isinstance(e, Reduce) for e in nodes):
+            waiting += [e.buffer for e in nodes if isinstance(e, Load) and len(e.axes) == len(axes_of(found.shape))]
+    return False

@@ -33,8 +33,7 @@ def reroll(module: GraphModule) -> None:
         rolled = _Rolled(module, loop)
         try:
             rolled.build()
-        except Exception as e:
-            import traceback, os; os.environ.get("RR") and traceback.print_exc()  # an operation that no map over steps has, random numbers, a value that is no tensor
+        except Exception:  # an operation that no map over steps has, random numbers, a value that is no tensor
             rolled.undo()
             continue
         rolled.replace()
@@ -102,26 +101,31 @@ class _Rolled:
     def __init__(self, module: GraphModule, loop: Loop) -> None:
         self.module, self.loop, self.graph = module, loop, module.graph
         self.own = {n: (k, j) for k, step in enumerate(loop.steps) for j, n in enumerate(step)}
-        self.last = loop.steps[-1][-1]
+        self.last = self.end = loop.steps[-1][-1]
         self.new: list[Node] = []
         self.all: dict[int, Node] = {}  # a result of all steps
         self.prior: dict[int, Node] = {}  # the same of the step before
         self.series: dict[Series, Node] = {}
         self.picked: dict[Node, Node] = {}
+        self.joined: dict[Node, Node] = {}
 
     # --- nodes ---
 
-    def call(self, target: Callable[..., Any], *args: Any) -> Node:
-        """A call after all that is new, with the value it has for dynamo's tensors."""
-        return self._added("call_function", target, target, args)
+    def call(self, target: Callable[..., Any], *args: Any, reader: Node | None = None) -> Node:
+        """A call with the value it has for dynamo's tensors: after all of the loop that is new, or before a reader."""
+        return self._added("call_function", target, target, args, reader)
 
-    def _added(self, op: str, target: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Node:
+    def _added(
+        self, op: str, target: Any, function: Callable[..., Any], args: tuple[Any, ...], reader: Node | None = None
+    ) -> Node:
         given = torch.fx.node.map_arg(args, value_of)
         mode = value_of(self.last).fake_mode
         with mode, torch.no_grad():
             value = function(*given)
-        with self.graph.inserting_after(self.new[-1] if self.new else self.last):
+        place = self.graph.inserting_after(self.end) if reader is None else self.graph.inserting_before(reader)
+        with place:
             node = self.graph.create_node(op, target, args)
+        self.end = node if reader is None else self.end
         node.meta = {k: v for k, v in self.last.meta.items() if k in ("stack_trace", "nn_module_stack", "custom")}
         node.meta["example_value"] = value
         self.new.append(node)
@@ -140,7 +144,7 @@ class _Rolled:
         if any(order[u] < order[self.last] for n in self.own for u in n.users if self._outside(u)):
             raise NotOneStep
         wanted = self._needed(read | set(self.loop.carries))
-        for number in wanted:
+        for number in range(len(self.loop.operands)):  # also of those whose result nobody reads
             functional(self.loop, number)
         firsts = [o for sources in self.loop.operands for o in sources if isinstance(o, Before)]
         if len({o.number for o in firsts}) < len(set(firsts)):
@@ -154,6 +158,7 @@ class _Rolled:
             one, every = value_of(self.loop.steps[0][number]), value_of(self.all[number])
             if not isinstance(one, Tensor) or (one.dtype, one.shape) != (every.dtype, every.shape[1:]):
                 raise NotOneStep
+        self._read_all()
 
     def _outside(self, user: Node) -> bool:
         return user not in self.own
@@ -258,15 +263,24 @@ class _Rolled:
 
     # --- readers ---
 
+    def _read_all(self) -> None:
+        """What the readers of steps read in their place."""
+        users = [(n, u) for n in self.own for u in n.users if self._outside(u)]
+        for user in dict.fromkeys(u for _, u in users if u.target in _JOINS):
+            if (joined := self._joined(user)) is not None:
+                self.joined[user] = joined
+        for node, user in users:
+            if user not in self.joined:
+                self._picked(node)
+
     def replace(self) -> None:
         """Readers of steps read the results of all steps; then nobody needs the steps."""
-        users = {u: None for step in self.loop.steps for n in step for u in n.users if self._outside(u)}
-        for user in users:
-            if user.target in _JOINS:
-                self._join(user)
-        for node in self.own:
+        for user, joined in self.joined.items():
+            user.replace_all_uses_with(joined)
+            self.graph.erase_node(user)
+        for node, picked in self.picked.items():
             for user in [u for u in node.users if self._outside(u)]:
-                user.replace_input_with(node, self._picked(node))
+                user.replace_input_with(node, picked)
         for step in reversed(self.loop.steps):
             for node in reversed(step):
                 sources = node.all_input_nodes
@@ -282,30 +296,28 @@ class _Rolled:
             self.picked[node] = self.call(_laid_out, one, _order(value_of(node)))
         return self.picked[node]
 
-    def _join(self, user: Node) -> None:
+    def _joined(self, user: Node) -> Node | None:
         """A stack of results of steps, or such results joined, in runs of neighbouring steps."""
         given = user.args[0] if user.args else None
         options = dict(zip(("dim",), user.args[1:], strict=False)) | user.kwargs
         value = value_of(user)
         if not isinstance(given, list | tuple) or options.keys() - {"dim"} or not isinstance(value, Tensor):
-            return
+            return None
         dim, stacked = options.get("dim", 0), user.target is torch.stack
-        if not isinstance(dim, int):
-            return
+        if not isinstance(dim, int) or not all(isinstance(n, Node) for n in given):
+            return None
         dim %= value.ndim
         pieces: list[Node] = []
         for run in _runs(given, self.own):
-            (k, j), (end, _) = (self.own.get(n, (0, -1)) for n in (run[0], run[-1]))
-            if len(run) == 1:
-                one = self._picked(run[0]) if run[0] in self.own else run[0]
-                pieces.append(self.call(torch.unsqueeze, one, dim) if stacked else one)
-            else:
+            if len(run) > 1 and run[0] in self.own:
+                (k, j), (end, _) = self.own[run[0]], self.own[run[-1]]
                 args = min(k, end), max(k, end) + 1, end < k, dim, stacked
                 pieces.append(self.call(_some, self.all[j], *args))
-        joined = pieces[0] if len(pieces) == 1 else self.call(torch.cat, pieces, dim)
-        result = self.call(_laid_out, joined, _order(value))
-        user.replace_all_uses_with(result)
-        self.graph.erase_node(user)
+            else:
+                rest = [self._picked(n) if n in self.own else n for n in run]
+                pieces.append(self.call(user.target, rest, dim, reader=user))
+        joined = pieces[0] if len(pieces) == 1 else self.call(torch.cat, pieces, dim, reader=user)
+        return self.call(_laid_out, joined, _order(value), reader=user)
 
 
 def _item(values: Sequence[Tensor], k: int) -> Tensor:
@@ -331,13 +343,13 @@ def _run(first: int, stride: int, count: int) -> slice:
 
 
 def _runs(given: Iterable[Node], own: dict[Node, tuple[int, int]]) -> list[list[Node]]:
-    """A list in runs of the same result of neighbouring steps, up or down; all else alone."""
+    """A list in runs of the same result of neighbouring steps, up or down, and of what is no result of steps."""
     runs: list[list[Node]] = []
     for node in given:
         k, j = own.get(node, (0, -1))
-        places = [own[n] for n in runs[-1]] if runs and all(n in own for n in runs[-1]) else []
-        steps = {b - a for (a, _), (b, _) in pairwise([*places[-2:], (k, j)])}
-        if j >= 0 and places and places[-1][1] == j and (steps == {1} or steps == {-1}):
+        places = [own.get(n, (0, -1)) for n in runs[-1][-2:]] if runs else []
+        steps = {b - a for (a, _), (b, _) in pairwise([*places, (k, j)])}
+        if places and places[-1][1] == j and (j < 0 or steps == {1} or steps == {-1}):
             runs[-1].append(node)
         else:
             runs.append([node])

@@ -214,6 +214,10 @@ class Leaf(ABC):
         bindings = self.builder.bound()
         finished = [r for scope in self.builder.scopes for r in scope.parts]
         inside = [i for i in items if i.store is None or not _outside(i.store, axis, low, high)]
+        for scan, state in [found for scope in self.builder.scopes for found in scope.carries.items()]:
+            (part,) = specialise((Part(scan, 0),), bindings, finished)  # the same scan, as it is in here
+            if isinstance(part, Part) and isinstance(part.source, Scan):
+                self.builder.here.carries[part.source] = state
         return [replace(i, values=specialise(i.values, bindings, finished)) for i in inside]
 
     # --- online sweeps ---
