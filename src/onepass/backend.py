@@ -268,6 +268,16 @@ def _tell(error: Exception, direction: str) -> None:
     _publish(CompileRecord(direction=direction, fallback=reason))
 
 
+def _prepare(graph: GraphModule, options: Options, multiplies: bool) -> None:
+    """What is rewritten in dynamo's graph. `multiplies`: kernels of its target compute matrix products."""
+    mark(graph, options.no_fuse)
+    if options.fuse and multiplies:
+        prepare_attention(graph)
+    write_out_fused_updates(graph)
+    if options.fuse and options.precision != "eager":
+        reroll(graph)
+
+
 def make_backend(options: dict[str, Any] | None = None) -> Backend:
     """A dynamo backend with these options; unknown names and bad values raise here."""
     chosen = Options.make(options)
@@ -300,12 +310,7 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     )
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
-        mark(graph, chosen.no_fuse)
-        if chosen.fuse and multiplies:
-            prepare_attention(graph)
-        write_out_fused_updates(graph)
-        if chosen.fuse and chosen.precision != "eager":
-            reroll(graph)
+        _prepare(graph, chosen, multiplies)
         made.mark, made.ended = None, ending(graph)
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)

@@ -33,7 +33,9 @@ def rolled(function: Function, given: Sequence[Tensor]) -> tuple[list[Tensor], l
     def capture(graph: GraphModule, _inputs: object) -> Callable[..., Any]:
         reroll(graph)
         graph.graph.lint()
-        called.extend(getattr(n.target, "__name__", str(n.target)) for n in graph.graph.nodes if n.op.startswith("call"))
+        called.extend(
+            getattr(n.target, "__name__", str(n.target)) for n in graph.graph.nodes if n.op.startswith("call")
+        )
         return graph.forward
 
     torch._dynamo.reset()

@@ -61,7 +61,7 @@ def cannot_scan(nest: Nest) -> str | None:
 
 
 def _cannot_hold(nest: Nest, states: frozenset[Axis], reading: list[tuple[frozenset[Axis], list[Expr]]]) -> str | None:
-    """Why a program cannot advance a state for each position of some classes once at each position of the scans' own."""
+    """Why a program cannot advance a state for each position of some classes once for each position of the scans."""
     outer, over = frozenset(nest.outer), nest.scans[0].over
     if tile_elements(states) > MOST_STATES or any(a.extent.constant is None for a in states):
         return "a scan has too many states for one program"

@@ -56,7 +56,16 @@ def part_dtypes(monoid: str, inputs: tuple[DType, ...]) -> tuple[DType, ...]:
     return inputs
 
 
-_IDENTITIES = {"sum": 0, "prod": 1, "linear": 1, "any": False, "all": True, "welford": 0, "welford_merge": 0, "linear_step": 0}
+_IDENTITIES = {
+    "sum": 0,
+    "prod": 1,
+    "linear": 1,
+    "any": False,
+    "all": True,
+    "welford": 0,
+    "welford_merge": 0,
+    "linear_step": 0,
+}
 
 
 def identity(monoid: str, dtype: DType) -> float | int | bool:

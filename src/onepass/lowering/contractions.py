@@ -55,8 +55,8 @@ def _terms(left: Ref, right: Ref, inside: Poly) -> tuple[Expr, Expr]:
 
 @lowers("mm bmm")
 def outer_product(ctx: Context, left: Ref, right: Ref) -> Expr:
-    """A product of one column and one row has no sum: it is point-wise work. All others are the planner's, but for those
-    of a vector and states: a sum of each step's own, where the states are.
+    """A product of one column and one row has no sum: it is point-wise work. One of a vector and the states of a
+    recurrence is a sum for each step, where the states are. All others are the planner's.
     """
     if Poly.ONE in (left.shape[-2], right.shape[-1]) and any(is_state(ctx, x.buffer) for x in (left, right)):
         total = _sum_of_products(ctx, left, right)

@@ -115,7 +115,7 @@ def reading(node: Node) -> Reading | None:
             case int():
                 form.append("one")
                 positions.append(entry % size if size else 0)
-            case slice(start=int(low), stop=int(high), step=None | 1) if high - low == 1 and 0 <= low:
+            case slice(start=int(low), stop=int(high), step=None | 1) if high - low == 1 and low >= 0:
                 form.append("kept")
                 positions.append(low)
             case slice():
@@ -134,9 +134,9 @@ def _index(node: Node) -> tuple[Node, Index] | None:
             return _part(base, k)
         case operator.getitem, (given,) if isinstance(value, Tensor):
             entries = given if isinstance(given, tuple) else (given,)
-        case ("select" | torch.select), (int(dim), int(k)) if isinstance(value, Tensor):
+        case (("select" | torch.select), (int(dim), int(k))) if isinstance(value, Tensor):
             entries = (*_all(dim % value.ndim), k)
-        case ("narrow" | torch.narrow), (int(dim), int(k), 1) if isinstance(value, Tensor):
+        case (("narrow" | torch.narrow), (int(dim), int(k), 1)) if isinstance(value, Tensor):
             entries = (*_all(dim % value.ndim), slice(k, k + 1))
         case _:
             return None
@@ -213,7 +213,7 @@ def _kind(node: Node) -> object:
     """What steps have in common: equal for operations that differ in the tensors they read."""
     form = map_arg((node.args, node.kwargs), lambda n: None)
     value = value_of(node)
-    shape = (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else type(value)
+    shape = (value.dtype, str(value.shape)) if isinstance(value, Tensor) else type(value)
     return node.op, node.target, repr(form), shape
 
 

@@ -24,7 +24,19 @@ from ..ir.orders import KEEP, asked_of, orders_of
 from ..ir.origins import origin_of
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Origin, Program, Statement, Update, View, held, leaves
-from . import activations, creation, indexing, movement, pointwise, pooling, random, recurrences, reductions, scans, views
+from . import (
+    activations,
+    creation,
+    indexing,
+    movement,
+    pointwise,
+    pooling,
+    random,
+    recurrences,
+    reductions,
+    scans,
+    views,
+)
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES

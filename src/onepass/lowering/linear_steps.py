@@ -53,20 +53,24 @@ def functional(loop: Loop, number: int) -> object:
         raise NotOneStep
     if node.target in _PLAIN:
         own = loop.operands[number][0]
-        fresh = isinstance(own, Same) and _NAMES.get(loop.steps[0][own.number].target) in ("add", "sub", "mul", "div")
-        if not fresh or any(len(step[own.number].users) > 1 for step in loop.steps):
+        if not isinstance(own, Same) or any(len(step[own.number].users) > 1 for step in loop.steps):
             raise NotOneStep
+        if _NAMES.get(loop.steps[0][own.number].target) not in ("add", "sub", "mul", "div"):
+            raise NotOneStep  # a view, which others may see
         return _PLAIN[node.target]
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
-    changes = name.endswith("_") and not name.endswith("__")
-    if changes or getattr(node.target, "__module__", "") == "_operator" and name in _CHANGING or "out" in node.kwargs:
+    changes = (name.endswith("_") and not name.endswith("__")) or node.target in _CHANGING
+    if changes or "out" in node.kwargs or node.kwargs.get("inplace"):
         raise NotOneStep
-    if not isinstance(value_of(node), Tensor | tuple | list) or node.kwargs.get("inplace"):
+    if not isinstance(value_of(node), Tensor | tuple | list):
         raise NotOneStep
     return node.target
 
 
-_CHANGING = {"setitem", "delitem", *(f"i{n}" for n in "and or xor add sub mul pow mod lshift rshift matmul".split())}
+_CHANGING = {
+    operator.setitem, operator.delitem, operator.iand, operator.ior, operator.ixor, operator.ipow, operator.imod,
+    operator.ilshift, operator.irshift, operator.imatmul, operator.ifloordiv,
+}  # fmt: skip
 
 
 # --- a part of a step ---

@@ -43,7 +43,7 @@ def reroll(module: GraphModule) -> None:
 # --- what the graph calls ---
 
 
-class _Mapped(torch.nn.Module):
+class _Mapped(torch.nn.Module):  # type: ignore[misc]
     """A part of a step, for all steps at once. `dims`: along which dimension of each operand they run."""
 
     def __init__(self, step: GraphModule, dims: tuple[int | None, ...]) -> None:
@@ -240,9 +240,7 @@ class _Rolled:
                 else:
                     index.append(None if entry == "new" else slice(*entry))  # type: ignore[misc]
             dim = _place(series)
-            self.series[series] = self.call(
-                _positions, series.reading.base, tuple(index), dim, series.stride < 0, kept
-            )
+            self.series[series] = self.call(_positions, series.reading.base, tuple(index), dim, series.stride < 0, kept)
         return self.series[series]
 
     def _first(self, number: int) -> Node:
