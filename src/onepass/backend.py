@@ -48,6 +48,7 @@ from .lowering.marked import mark
 from .lowering.masked_attention import prepare_attention
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
+from .lowering.rerolled import reroll
 from .lowering.size_one import is_right_for_one
 from .plugging import Plugged, plug_into, plugged
 from .runtime.device import current_chip
@@ -299,6 +300,8 @@ def _prepare(graph: GraphModule, inputs: Sequence[Any], options: Options, multip
     if options.fuse and multiplies:
         prepare_attention(graph)
     write_out_fused_updates(graph)
+    if options.fuse and options.precision != "eager":
+        reroll(graph)
     return notes
 
 

@@ -24,7 +24,19 @@ from ..ir.orders import KEEP, asked_of, orders_of
 from ..ir.origins import origin_of
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Origin, Program, Statement, Update, View, held, leaves
-from . import activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views
+from . import (
+    activations,
+    creation,
+    indexing,
+    movement,
+    pointwise,
+    pooling,
+    random,
+    recurrences,
+    reductions,
+    scans,
+    views,
+)
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
@@ -39,7 +51,9 @@ from .values import HostNumber, Ref, TensorMeta, axes_of, whole
 
 aten = torch.ops.aten
 # The modules that register rules, imported for that alone.
-RULE_MODULES = (activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views)
+RULE_MODULES = (
+    activations, creation, indexing, movement, pointwise, pooling, random, recurrences, reductions, scans, views,
+)  # fmt: skip
 
 
 def lower_graph(
