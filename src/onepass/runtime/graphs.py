@@ -96,9 +96,7 @@ class Graphs:
         self._host_us = min(self._host_us, 1e6 * (time.perf_counter() - started))
         return results
 
-    def _missing(
-        self, slots: Slots, sizes: tuple[Any, ...], lie: tuple[int, ...], args: list[Any]
-    ) -> Recording | None:
+    def _missing(self, slots: Slots, sizes: tuple[Any, ...], lie: tuple[int, ...], args: list[Any]) -> Recording | None:
         """A recording for these sizes and addresses; None where this call runs without. `slots`: of who asks."""
         if not _alone.acquire(blocking=False):
             return None
