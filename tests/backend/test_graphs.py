@@ -98,10 +98,10 @@ def test_dropout_is_as_without_graphs(driver: FakeDriver) -> None:
 def test_sizes_change(driver: FakeDriver) -> None:
     run, w, v = compiled(block, dynamic=True, fuse=False), torch.randn(D, D), torch.randn(D, D)
     with one_launch():
-        for rows in [5, 7, 9] * 4 + [*range(2, 12)] * 3:
+        for rows in [5, 7, 9] * 4:
             x = torch.randn(rows, D)
             torch.testing.assert_close(run(x, w, v), block(x, w, v))
-    assert len(driver.graphs) <= 8
+    assert len(driver.graphs) == 3
 
 
 def test_overwritten_inputs(driver: FakeDriver) -> None:

@@ -25,8 +25,8 @@ OPTIONS_HEAD = """# Options
 `torch.compile(f, backend="onepass", options={"precision": "eager"})`; `onepass.jit` and `onepass.explain` too.
 `onepass.jit(f, fuse=False)` takes them by name, too. `mode="max-autotune"` (or `"max-autotune-no-cudagraphs"`) is
 `tune="max"`, `mode="reduce-overhead"` is `graphs="on"`; other modes are errors. Targets may be given by the chip:
-`a100`, `h100`, `h200`, `b200`, `mi300x`. An unknown name or value is an error that names the nearest one. This page is generated from `ir/options.py`
-(`pytest --update-golden tests/docs`).
+`a100`, `h100`, `h200`, `b200`, `mi300x`. An unknown name or value is an error that names the nearest one. This page is
+generated from `ir/options.py` (`pytest --update-golden tests/docs`).
 
 | option | default | meaning | changes code |
 |---|---|---|---|
@@ -80,11 +80,11 @@ addresses (a parameter: nine) is copied. One executable graph is kept for each s
 addresses, at most 8 of a program; all of one stream share the memory for what they compute in between, which is kept
 until the process ends.
 
-Programs with random numbers drawn by the library (`eager_random`), results of unknown size, operations of others, kernels
-on the CPU or tensors on several devices run without, and so does a program of one launch, and what is called while the
-user captures a graph or a profiler runs. `explain` says why, how many bytes are copied and kept. `auto` also leaves those
-alone whose predicted time on the device is longer than the host took to launch them. Graphs need a driver of CUDA 12.3
-or newer.
+Programs with random numbers drawn by the library (`eager_random`), results of unknown size, operations of others,
+kernels on the CPU or tensors on several devices run without, and so does a program of one launch, and what is called
+while the user captures a graph or a profiler runs. `explain` says why, and how many bytes are copied and kept. `auto`
+also leaves those alone whose predicted work takes the device longer than launching took the host. Graphs need a driver
+of CUDA 12.3 or newer.
 
 ## Sizes known at run time
 
