@@ -29,6 +29,7 @@ from .torch_private import library_takes
 MANY_KEYS = 1024  # from which a kernel of ours finds out which tiles of a stored mask count
 Given = dict[str, Any]  # arguments of a call by name
 _MATRICES = ARGUMENTS[:3]
+LAYOUT = "layout"  # of what eager returns: an argument of `attention` alone
 
 
 class _Scores(torch.autograd.Function):  # type: ignore[misc]
@@ -110,13 +111,29 @@ def prepare_attention(graph: GraphModule) -> None:
         found = part.graph.find_nodes(op="call_function", target=ATTENTION)
         for node in (calls := [n for n in found if not orders_of(n).no_fuse]):
             node.target = attention
+            if isinstance(eager := node.meta.get("example_value"), Tensor):
+                node.update_kwarg(LAYOUT, _outermost_first(eager))
         if calls:
             part.recompile()
 
 
+def _outermost_first(tensor: Tensor) -> tuple[int, ...]:
+    """Dimensions by their strides, as far as those are known."""
+    strides = tensor.stride()
+    known = all(isinstance(n, int) for n in strides)
+    return tuple(sorted(range(len(strides)), key=lambda k: -strides[k])) if known else tuple(range(len(strides)))
+
+
 def attention(*args: Any, **kwargs: Any) -> Tensor:
-    """What stands for `F.scaled_dot_product_attention` while a graph is traced."""
-    given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+    """What stands for `F.scaled_dot_product_attention` while a graph is traced; the result lies as eager's does."""
+    order = kwargs.pop(LAYOUT, ())
+    found = _attention({**dict(zip(ARGUMENTS, args, strict=False)), **kwargs})
+    if not order or order == _outermost_first(found):
+        return found
+    return found.permute(order).contiguous().permute([order.index(k) for k in range(len(order))])
+
+
+def _attention(given: Given) -> Tensor:
     if given["query"].is_cuda and not torch.cuda.is_available():
         return plain_attention(given) if _is_plain(given) else _by_definition(given)
     if not _is_plain(given):
