@@ -91,6 +91,9 @@ def pipeline(compiled: bool) -> dict[str, Any]:
 
 def autograd(compiled: bool) -> dict[str, Any]:
     """Data-parallel training whose whole step is compiled, exchanges of gradients included."""
+    if compiled:  # before the model is spread
+        torch._dynamo.config.compiled_autograd = True
+        torch._dynamo.config.optimize_ddp = "python_reducer"
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
     rank, optimiser = distributed.get_rank(), torch.optim.SGD(model.parameters(), lr=0.05)
@@ -101,11 +104,7 @@ def autograd(compiled: bool) -> dict[str, Any]:
         loss.backward()
         return loss
 
-    run: Callable[[Tensor], Tensor] = loss_of
-    if compiled:
-        torch._dynamo.config.compiled_autograd = True
-        torch._dynamo.config.optimize_ddp = "python_reducer"
-        run = torch.compile(loss_of, backend="onepass", options=OPTIONS)
+    run: Callable[[Tensor], Tensor] = torch.compile(loss_of, backend="onepass", options=OPTIONS) if compiled else loss_of
     losses = []
     for step in range(STEPS):
         total = run(batch(step, rank)).detach()

@@ -45,6 +45,8 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     assert "mm" in backward[start:wait], backward  # a product of a weight's gradient runs meanwhile
     for ways in zip(*(rank["hits"] for rank in data["ranks"]), strict=True):
         assert sorted(ways) == ["hit", "miss"]
+    again = found("tensor", ONEPASS_CACHE_DIR=str(tmp_path))
+    assert all(rank["hits"] == ["hit", "hit"] for rank in again["ranks"])
 
 
 @pytest.mark.parametrize(("program", "processes"), [("pipeline", 2), ("autograd", 2), ("tensor", 4), ("pipeline", 3)])
