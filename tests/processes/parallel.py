@@ -104,7 +104,9 @@ def autograd(compiled: bool) -> dict[str, Any]:
         loss.backward()
         return loss
 
-    run: Callable[[Tensor], Tensor] = torch.compile(loss_of, backend="onepass", options=OPTIONS) if compiled else loss_of
+    run: Callable[[Tensor], Tensor] = (
+        torch.compile(loss_of, backend="onepass", options=OPTIONS) if compiled else loss_of
+    )
     losses = []
     for step in range(STEPS):
         total = run(batch(step, rank)).detach()

@@ -26,7 +26,9 @@ def launched(*arguments: str, processes: int = 2, **environment: str) -> subproc
 
 def found(*arguments: str, processes: int = 2, **environment: str) -> dict[str, Any]:
     done = launched(*arguments, processes=processes, **environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    # With compiled autograd a process may abort when Python ends, its results printed (docs/guide/distributed.md).
+    aborted = arguments == ("autograd",) and "terminate called without an active exception" in done.stderr
+    assert done.returncode == 0 or (aborted and done.stdout), done.stderr[-3000:]
     data: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert data["compiled"] == pytest.approx(data["eager"], rel=1e-4)
     for rank in data["ranks"]:
