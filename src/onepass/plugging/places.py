@@ -245,8 +245,8 @@ class Plugged:
 
     def _judged(self, plug: Plug, metas: Metas, sizes: Sequence[Metas]) -> Decision:
         for checked in sizes:
-            if checked != metas and not _results_of(plug.reference, checked):
-                continue  # sizes that the program cannot have
+            if checked != metas and not _may_be(plug, checked):
+                continue
             if (found := self.difference(plug, _checked(plug, checked))) is not None:
                 text = f"{plug.name} is not used: {found}"
                 warnings.warn(f"onepass: {text}", KernelWarning, stacklevel=2)
@@ -436,6 +436,14 @@ def _checked(plug: Plug, metas: Metas) -> Metas:
         return metas
     given = zip(metas_of(plug.example), metas, strict=True)
     return tuple((s, t, dtype, device) for (s, t, *_), (_, _, dtype, device) in given)
+
+
+def _may_be(plug: Plug, metas: Metas) -> bool:
+    """Whether a program can have tensors of these sizes where something is plugged in."""
+    with suppress(Exception):
+        wanted = plug.where is None or plug.where(*(empty(m, "meta") for m in metas))
+        return bool(wanted and _results_of(plug.reference, metas))
+    return False
 
 
 def _results_of(function: Function, metas: Metas) -> tuple[Any, ...]:

@@ -163,6 +163,7 @@ class _InTraining(Plugged):
             if isinstance(ref, Ref) and _is_all(ref):
                 self.spots.setdefault(ref.buffer, _Spot(node, ref.shape))  # the first: the others are made of it
         self.uses: list[_Use] = []
+        self.replaced: dict[Node, Node] = {}
 
     def run(self, notes: list[Decision]) -> None:
         """Change dynamo's graph."""
@@ -287,13 +288,15 @@ class _InTraining(Plugged):
         function = _as_function(plug.function if plug.pattern else plug.operators[floats], use)
         anchor = min((s.node for s in use.results), key=self.order.__getitem__)
         with graph.inserting_before(anchor):
-            node = graph.call_function(function, tuple(s.node for s in use.inputs))
+            given = tuple(self.replaced.get(s.node, s.node) for s in use.inputs)
+            node = graph.call_function(function, given)
             node.meta = {k: v for k, v in anchor.meta.items() if k != "example_value"}
             several = range(len(use.results)) if len(use.results) > 1 else ()
             made = [graph.call_function(operator.getitem, (node, k)) for k in several] or [node]
         inside = {*use.inside}
         for new, spot in zip(made, use.results, strict=True):
             new.meta = {**spot.node.meta}
+            self.replaced[spot.node] = new
             spot.node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
 
 
