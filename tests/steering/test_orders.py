@@ -261,7 +261,8 @@ def test_each_time_a_region_is_entered_is_its_own() -> None:
         return tuple(found)
 
     (record,) = planned(layers, X, torch.randn(3, 5))
-    assert kernels(record) == ["sin+add+cos+mul"] * 2
+    assert record.plan.count("kernel stores") == 2  # they may share a launch
+    assert set(kernels(record)) == {"sin+add+cos+mul"}
 
 
 def test_forward_alone() -> None:
@@ -326,6 +327,7 @@ def test_values_of_modules_stay_in_forward_and_backward() -> None:
     assert saved.why.startswith("onepass.save, ")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("make", [Fused, Apart, lambda: Kept(onepass.keep), lambda: Kept(onepass.recompute)])
 def test_values_of_modules_are_those_of_eager(make: Callable[[], torch.nn.Module]) -> None:
     model = torch.nn.Sequential(make(), torch.nn.Linear(128, 8))

@@ -33,6 +33,7 @@ from tests.steering.kernels import (
 )
 
 OPTIONS = {"strict": True, "cache": False}
+OTHERS = pytest.mark.rotating  # of spellings and programs that take the same way as one that is in every run
 Launchers = tuple[Callable[..., Any], Callable[..., Any]]
 
 
@@ -40,6 +41,10 @@ def norm_backward(x: Tensor, w: Tensor, y: Tensor, dy: Tensor) -> tuple[Tensor, 
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (x, w)]
         return torch.autograd.grad(norm(*leaves), leaves, dy)  # type: ignore[return-value]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return function.__name__
 
 
 def plug_norm(**options: Any) -> None:
@@ -85,7 +90,7 @@ X, W = torch.randn(2, 3, 7), torch.rand(7) + 0.5
 
 
 @pytest.mark.parametrize("target", ["cpu", pytest.param("triton-interpret", marks=pytest.mark.rotating)])
-@pytest.mark.parametrize("spelling", NORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("spelling", [NORMS[0], *(pytest.param(f, marks=OTHERS) for f in NORMS[1:])], ids=name_of)
 def test_a_triton_kernel_with_a_backward(spelling: Callable[..., Tensor], target: str, triton_norm: Launchers) -> None:
     launch, backward = triton_norm
     onepass.kernel(reference=norm, example=NORM_EXAMPLE, always=True, backward=backward)(launch)
@@ -108,6 +113,7 @@ def test_a_c_function_with_a_backward(spelling: Callable[..., Tensor], c_softmax
     assert calls(records) == {"rows": 1, "rows_backward": 1}
 
 
+@pytest.mark.rotating
 def test_a_fused_mlp_with_a_backward() -> None:
     onepass.kernel(reference=mlp, example=MLP_EXAMPLE, always=True, backward=mlp_backward)(lambda *a: mlp(*a))
     weights = torch.randn(8, 32), torch.randn(8, 32), torch.randn(32, 8)
@@ -274,11 +280,10 @@ def kept_inside(x: Tensor, w: Tensor) -> Tensor:
     return x * onepass.keep(torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)) * w
 
 
-@pytest.mark.parametrize(
-    "program",
-    [detached, without_gradients, own_gradient, changed_in_place, apart, kept_inside],
-    ids=lambda f: f.__name__,
-)
+MOST = [pytest.param(f, marks=OTHERS) for f in (own_gradient, changed_in_place, kept_inside)]
+
+
+@pytest.mark.parametrize("program", [detached, without_gradients, apart, *MOST], ids=name_of)
 def test_values_are_the_same_and_gradients_may_not_be(program: Callable[..., Tensor]) -> None:
     """What is as large as the reference's value, and differentiates otherwise, stays as it is."""
     plug_norm()
@@ -331,7 +336,7 @@ def log_of_sum(x: Tensor) -> Tensor:
 SPELLINGS = (log_of_sum, lambda x: x.exp().sum(-1).log(), lambda x: torch.log((torch.exp(x) * 2).sum(-1) / 2))
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", [SPELLINGS[0], *(pytest.param(f, marks=OTHERS) for f in SPELLINGS[1:])])
 def test_a_rewrite_differentiates_by_itself(spelling: Callable[[Tensor], Tensor]) -> None:
     onepass.replace(log_of_sum, lambda x: torch.logsumexp(x, -1), example=(torch.empty(3, 4),))
     records = trained(lambda x: spelling(x * 2) + 1, (X,))

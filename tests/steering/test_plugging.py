@@ -195,7 +195,7 @@ def test_several_results_that_cannot_be(program: Callable[..., Tensor]) -> None:
     assert not calls(explained(program, torch.randn(16, 16), torch.randn(16)))
 
 
-@pytest.mark.parametrize("spelling", NORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("spelling", [norm, *(pytest.param(f, marks=pytest.mark.rotating) for f in NORMS[1:])])
 def test_sizes_known_at_run_time(spelling: Callable[..., Tensor]) -> None:
     seen: list[torch.Size] = []
 
