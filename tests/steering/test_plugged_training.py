@@ -31,6 +31,7 @@ from tests.steering.kernels import (
     softmax,
     torch_norm,
 )
+from tests.unbuilt import unbuilt
 
 OPTIONS = {"strict": True, "cache": False}
 OTHERS = pytest.mark.rotating  # of spellings and programs that take the same way as one that is in every run
@@ -324,6 +325,15 @@ def test_batch_statistics_change_beside_it() -> None:
         assert step or calls(records)["lambda"] == 1
     for ours, eager in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+def test_not_for_an_absent_chip() -> None:
+    plug_norm()
+    onepass.replace(log_of_sum, lambda x: torch.logsumexp(x, -1), example=(torch.empty(3, 4),))
+    x, w = X.clone().requires_grad_(), W
+    with unbuilt():
+        graphs = onepass.explain(lambda x, w: log_of_sum(norm(x, w)), x, w, options=OPTIONS, target="sm_90").graphs
+    assert not calls(graphs) and "cannot be checked here" in reasons(graphs)[0][1] and reasons(graphs)[1][0]
 
 
 # --- rewrites ---
