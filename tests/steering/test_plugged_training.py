@@ -222,6 +222,8 @@ WRONG: dict[str, Callable[..., Any]] = {
     "gives 1 gradients for 2 inputs": lambda x, w, y, dy: dy,
     "ValueError": lambda *_: (_ for _ in ()).throw(ValueError()),
     "output with shape": lambda x, w, y, dy: (dy, dy),
+    "changes the gradients": lambda x, w, y, dy: (norm_backward(x, w, y, dy), dy.zero_())[0],
+    "changes its arguments": lambda x, w, y, dy: (norm_backward(x, w, y, dy), x.zero_())[0],
 }
 
 

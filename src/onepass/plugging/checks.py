@@ -140,7 +140,10 @@ def _run(function: Function, values: Sequence[Tensor], gradients: bool) -> Itera
     wanted = [x for x in leaves if x.requires_grad]
     generator = torch.Generator().manual_seed(1)
     steps = [_drawn((tuple(r.shape), tuple(r.stride()), r.dtype, r.device), 1.0, generator) for r in roots]
-    found = torch.autograd.grad(roots, wanted, steps, allow_unused=True) if roots else [None] * len(wanted)
+    given = [s.clone() for s in steps]
+    found = torch.autograd.grad(roots, wanted, given, allow_unused=True) if roots else [None] * len(wanted)
+    if not all(map(torch.equal, given, steps)):
+        raise Unlike("its backward changes the gradients that it is given")
     yield tuple(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True))
 
 
