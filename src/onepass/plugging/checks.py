@@ -22,7 +22,7 @@ RUNS, RUN_SECONDS = 5, 0.02
 # What a kernel may differ from its reference in float64, beyond twice what eager does: of the value itself and of a
 # part of the largest one, which is larger for gradients: they are sums of many terms.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
-LEAST, LEAST_GRADIENT = 1e-3, 0.1
+LEAST, LEAST_GRADIENT = 1e-2, 0.1
 SAME = 1e-5  # in float64: a reference may itself convert to float32
 
 
