@@ -518,6 +518,11 @@ class ScheduledGroup:
     before: int = 0  # kernels that come before the one which runs by the group's schedule
 
     @property
+    def timed(self) -> tuple[Kernel, ...]:
+        """The kernels whose times depend on the schedule, without those that answer questions about data."""
+        return self.kernels[self.before :]
+
+    @property
     def main(self) -> Kernel:
         """The kernel that runs by the group's schedule."""
         return self.kernels[self.before]

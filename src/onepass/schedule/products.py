@@ -396,7 +396,7 @@ class ProductScheduler(MatrixTiles):
     def _position(self, value: Expr) -> Poly:
         """A position that the kernel has computed, as a bound of loops."""
         var = ir.Var(self.builder.name("end"), DType.I32)
-        op = "cast" if isinstance(value, Load) else "single"  # of a number, or of a tile of one
+        op = "single" if isinstance(value, Part) else "cast"  # of a tile of one, or of a number
         self.builder.add(ir.Let(var, op, (self.builder.emit(value),)))
         return Symbol(var.name, 0).poly()
 
