@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from ..analysis.access import estimate
 from ..analysis.nest import Refusal
-from ..ir.expr import Const
 from ..ir.dtypes import DType
+from ..ir.expr import Const
 from ..ir.kernel import Kernel, Let, LoadElement, Operand, ScheduledGroup, StoreElement, Var, walk
 from ..ir.ops import CHECKED
 from ..ir.poly import Poly, Symbol
