@@ -73,7 +73,6 @@ class _Program:
         self.copied: dict[str, Poly] = {}  # matrices that hardware copies to shared memory, and their offsets
         self.shared_bytes = self.loop_bytes = 0.0  # of the program; of the loop with most
         self.loops, self.ahead = 0, 1  # open around the current statement; loads in flight there
-        self.short = 0  # loops of few steps so far: one before the loop that data ends, one after it
         self.folds = 0.0  # across threads
         self.clock = 0  # statements so far
         self.made: dict[str, tuple[int, float]] = {}  # a value -> when it was made, its registers of one thread
@@ -146,7 +145,6 @@ class _Program:
         if not s.after and not s.before:
             return most
         if s.seldom:
-            self.short += 1
             return 1
         positions = dict(self.extents)
         total = 0.0
@@ -155,7 +153,7 @@ class _Program:
             low = max([0, *(self._value(p, at) for p in s.after if not self._is_data(p))])
             high = min([most, *(self._value(p, at) for p in s.before if not self._is_data(p))])
             total += max(0, high - low)
-        return total / SAMPLES * s.part - 2 * (self.short % 2)  # the other loops have taken them
+        return total / SAMPLES * s.part - s.beside
 
     def _compute(self, s: ir.Statement, times: float) -> float:
         match s:

@@ -21,7 +21,7 @@ from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.passes import Pass, passes
 from ..analysis.rows import row_reductions
-from ..analysis.visits import RowTile, expected, spelled, usually_grows
+from ..analysis.visits import RowTile, expected, range_of, spelled, usually_grows
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, substitute_axes
@@ -193,6 +193,7 @@ class ProductScheduler(MatrixTiles):
                 before=span.before,
                 seldom=span.seldom,
                 part=span.part,
+                beside=span.beside,
             )
         ):
             for dim in dims:
@@ -326,12 +327,15 @@ class ProductScheduler(MatrixTiles):
         tile = RowTile(rows, swept, Axis("visited", rows.extent), all_rows=self._all_rows)
         some_row, every_row = tile.some_row(counts), tile.every_row(counts) if split else None
         exact = some_row is not None and (every_row is not None or not split)
-        if ends := self._asked(counts, split, exact):
-            return self._visited_between(counts, ends)
+        known = [range_of(t, swept) for t in (some_row, every_row) if t is not None]
+        if (None in known or not exact) and (asked := self._asked(counts, split, exact)):
+            return self._visited_between(counts, asked)
         if some_row is None:
             return Visited()
         for r in reductions([some_row, *([every_row] if every_row is not None else [])]):
             self._fold(r, [substitute_axes(v, {r.over[0]: rows.poly()}) for v in r.inputs], self.lane(self.c.rows, ROW))
+        if None not in known:
+            return self._visited_between(counts, [end for ends in known if ends is not None for end in ends])
         cls = Axis(f"{self.c.swept.name}v", swept.extent)
         here = {swept: self.axis(cls, COLUMN).poly()}
         place, end = Index(here[swept]), Index(swept.extent)
@@ -396,8 +400,11 @@ class ProductScheduler(MatrixTiles):
     def _position(self, value: Expr) -> Poly:
         """A position that the kernel has computed, as a bound of loops."""
         var = ir.Var(self.builder.name("end"), DType.I32)
-        op = "single" if isinstance(value, Part) else "cast"  # of a tile of one, or of a number
-        self.builder.add(ir.Let(var, op, (self.builder.emit(value),)))
+        found = self.builder.emit(value)
+        if isinstance(found, Poly):
+            return found
+        op = "single" if reductions([value]) else "cast"  # of a tile of one, or of a number
+        self.builder.add(ir.Let(var, op, (found,)))
         return Symbol(var.name, 0).poly()
 
     def _step(self, first: list[_Running], second: list[_Running], reference: ir.Local | None, span: Span) -> None:
