@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..analysis.access import estimate, numel, power_above, storage_bytes
 from ..analysis.bounds import assuming, find_bound, find_ranges, needed
 from ..analysis.contraction import Contraction
-from ..analysis.formulas import ALWAYS, Every, Formula, Positive, some
+from ..analysis.formulas import ALWAYS, Every, Formula, Positive, along, some
 from ..analysis.inline import loads_of, reductions
 from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
@@ -311,7 +311,8 @@ class ProductScheduler(MatrixTiles):
         if self._is_one_step() or self.c.passing or not one.skips(self.c):
             return ALWAYS
         unled = {self.oriented(r) for r in one.sums}
-        return some(needed(r.inputs[0], r.reduce.monoid, r.reduce not in unled) for r in running)
+        found = some(needed(r.inputs[0], r.reduce.monoid, r.reduce not in unled) for r in running)
+        return along(found, self.axis(self.c.swept, COLUMN))
 
     def _sides_of_terms(self) -> tuple[Axis, Axis]:
         return self.axis(self.c.rows, ROW), self.axis(self.c.swept, COLUMN)
