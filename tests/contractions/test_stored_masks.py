@@ -49,7 +49,7 @@ def seen(kind: str, rows: int = ROWS, keys: int = KEYS) -> Tensor:
         "tiles": lambda: (i // 64 + j // 64) % 2 == 0,
         "middle": lambda: (j > 70) & (j < 190) & (i >= 0),
         "but one": lambda: (i != 100) | (j != 130),
-        "random": lambda: torch.rand(rows, keys, generator=torch.Generator().manual_seed(0)) < 0.02,
+        "random": lambda: torch.rand(rows, keys, generator=torch.Generator(DEVICE).manual_seed(0)) < 0.02,
     }
     return made[kind]()
 

@@ -158,6 +158,18 @@ def test_sizes_known_at_run_time() -> None:
         torch.testing.assert_close(run(*inputs), attention(documents)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["holes", "random", "equal"])
+def test_a_chunk_of_keys_asks_about_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query: programs share out its keys."""
+    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    inputs = *(torch.randn(2, 1, n, 16) for n in (1, 1501, 1501)), *data(kind, 1, 1501)
+    e = explained(attention(padding), *inputs, target="triton-interpret")
+    assert "in 4 chunks" in e.kernels[0].schedule and "for v0 in tl.range(max(0, g" in e.kernels[0].source
+    torch.testing.assert_close(
+        compiled(padding)(*inputs), attention(padding)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True
+    )
+
+
 def kernels_of(mask: Mask, dtype: torch.dtype = torch.int64) -> list[str]:
     """The kernels for the H200."""
     with FakeTensorMode(), torch.no_grad():

@@ -392,7 +392,11 @@ class ProductScheduler(MatrixTiles):
         ends = [Reduce(monoid, (value,), (self.axis(cls, COLUMN),)) for monoid, value in sought]
         states = [self._state(f"{r.monoid}_visited", r, ()) for r in ends]
         lanes = min(SEEN_BY_THREAD * self.target.warp * self.tiles.warps, power_above(cls.extent.constant))
-        with self._loop("v", cls, lanes, (COLUMN,)):
+        span = WHOLE
+        if self.chunk is not None:  # of a chunk only its own columns matter
+            at = self.builder.resolve(self.chunk * self.steps) * self.tiles.step
+            span = Span((), (at // lanes,), ((at + self.steps * self.tiles.step + lanes - 1) // lanes,))
+        with self._loop("v", cls, lanes, (COLUMN,), span):
             for r, state in zip(ends, states, strict=True):
                 self.builder.add(ir.Accumulate(state, self.lane(cls, COLUMN).poly(), (self.builder.emit(r.inputs[0]),)))
         self.builder.here.parts |= {r: Finished(state) for r, state in zip(ends, states, strict=True)}
