@@ -178,8 +178,8 @@ def test_gradients(function: Attention) -> None:
 # --- kernels for chips ---
 
 
-def kernels(function: Attention, mask: Tensor, grad: bool = False) -> list[str]:
-    tensors = [torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, requires_grad=grad) for _ in range(3)]
+def kernels(function: Attention, mask: Tensor, grad: bool = False, rows: int = 4096) -> list[str]:
+    tensors = [torch.empty(4, 16, rows, 128, dtype=torch.bfloat16, requires_grad=grad) for _ in range(3)]
     with torch.set_grad_enabled(grad), unbuilt():
         found = onepass.explain(function, *tensors, mask, target="sm_90", options={"cache": False, "strict": True})
     return [k.source for k in found.kernels]
@@ -221,3 +221,13 @@ def test_a_mask_for_every_head_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> 
     with FakeTensorMode():
         (kernel,) = kernels(added, torch.empty(4, 16, 4096, 4096, dtype=torch.bfloat16))
     assert "end0" not in kernel
+
+
+def test_shorter_sweeps_are_asked_where_half_is_expected_to_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few microseconds of tens: nothing is expected of numbers that are added."""
+    monkeypatch.undo()
+    make_library_slow(monkeypatch)
+    with FakeTensorMode():
+        asked = kernels(chosen, torch.empty(1024, 1024, dtype=torch.bool), rows=1024)
+        plain = kernels(added, torch.empty(1024, 1024, dtype=torch.bfloat16), rows=1024)
+    assert (len(asked), len(plain)) == (3, 1)

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
+from onepass.ir.dtypes import DType
+from onepass.ir.expr import const
 from onepass.ir.target import find_target
-from onepass.schedule import product_kernels, products
+from onepass.schedule import products
 from tests.checking import DEVICE
 from tests.contractions.judging import explained, make_library_slow
 
@@ -114,6 +116,11 @@ def where_it_is_asked(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     monkeypatch.setattr(products, "ROUNDS", request.param)
 
 
+def ask_no_tiles(patch: pytest.MonkeyPatch) -> None:
+    """Conditions without a test of columns say nothing."""
+    patch.setattr(products, "spelled", lambda *_, **__: const(True, DType.BOOL))
+
+
 def compiled(mask: Mask, **settings: object) -> Callable[..., Tensor]:
     options = {"tune": "off", "cache": False, "strict": True}
     options |= {} if DEVICE == "cuda" else {"target": "triton-interpret"}
@@ -161,7 +168,7 @@ def test_sizes_known_at_run_time() -> None:
 @pytest.mark.parametrize("kind", ["holes", "random", "equal"])
 def test_a_chunk_of_keys_asks_about_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One query: programs share out its keys."""
-    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    ask_no_tiles(monkeypatch)
     inputs = *(torch.randn(2, 1, n, 16) for n in (1, 1501, 1501)), *data(kind, 1, 1501)
     e = explained(attention(padding), *inputs, target="triton-interpret")
     assert "in 4 chunks" in e.kernels[0].schedule and "for v0 in tl.range(max(0, g" in e.kernels[0].source
@@ -198,7 +205,7 @@ def test_which_masks_bound_a_sweep(mask: Mask) -> None:
 
 
 def test_a_condition_without_a_test_of_columns_bounds_nothing_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    ask_no_tiles(monkeypatch)
     assert not any("end0" in loop for loop in sweeps_of(unequal))
 
 
@@ -224,13 +231,13 @@ def test_later_rows_start_first_where_larger_data_leaves_them_more() -> None:
 
 
 def test_masks_that_are_not_known_for_all_rows_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    ask_no_tiles(monkeypatch)
     assert ["tl.load" in loop for loop in sweeps_of(windowed)] == [True]
 
 
 def test_extremes_of_floats_bound_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN among the rows of a tile would hide the others."""
-    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    ask_no_tiles(monkeypatch)
     assert not any("end0" in loop for loop in sweeps_of(by_positions, torch.float32))
 
 
