@@ -135,12 +135,12 @@ class _Bench:
         trial = emit_trial(scheduled, self.names)
         if isinstance(trial, Refusal):
             return trial.reason
-        sources, numbers = emit_kernels(self.planned, list(scheduled.kernels))
+        sources, numbers = emit_kernels(self.planned, list(scheduled.timed))
         built = build_each(sources, builder_for(self.planned.target))
         kernels = [k for k in built if isinstance(k, LoadedKernel)]
         if len(kernels) < len(built):
             return "it cannot be built"
-        ordered = [kernels[numbers[k]] for k in scheduled.kernels]
+        ordered = [kernels[numbers[k]] for k in scheduled.timed]
         return Run(as_program(trial), ordered, trial.stand_ins)
 
     def race(self, runs: Sequence[Run]) -> list[Laps]:
