@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ir.expr import Expr, Scan, postorder, rewrite, substitute_axes
+from ..ir.expr import Expr, Part, Scan, postorder, rewrite, substitute_axes
 from ..ir.poly import Axis
 from ..ir.states import JOINED
 from .access import tile_elements
@@ -88,8 +88,11 @@ def cannot_chunk(nest: Nest, axis: Axis) -> str | None:
     found = nest.scans
     if any(nest.sweeps(r, axis) for r in nest.reductions) or any(axis not in s.domain for s in nest.stores):
         return ": something beside the scan runs over its axis"
-    if any(s.over is not axis or scans(s.inputs) or s.monoid not in JOINED for s in found):
+    if any(s.over is not axis or scans(s.inputs) or s.monoid not in (*JOINED, "linear") for s in found):
         return ": not a scan of values along it"
+    products = [e for e in postorder(nest.values) if isinstance(e, Part) and isinstance(e.source, Scan) and not e.index]
+    if state_classes(nest) or any(e.source.monoid == "linear" for e in products):
+        return ": a scan of more than one state, or one whose products are read"
     return None
 
 
