@@ -202,7 +202,7 @@ EQUAL: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("steps", [5, 32])
+@pytest.mark.parametrize("steps", [5, pytest.param(32, marks=pytest.mark.rotating)])
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal_steps(name: str, steps: int) -> None:
     given = inputs(steps)
@@ -311,11 +311,14 @@ def test_steps_that_almost_match(name: str) -> None:
 
 
 TARGETS = ("cpu", "triton-interpret")
-COMPILED = ("gates", "real gates", "selective", "selective, sum", "backwards", "two states", "one before", "matrices")
+FEW = (("gates", "cpu"), ("selective", "cpu"))
+MORE = ("real gates", "selective", "selective, sum", "backwards", "two states", "one before", "matrices", "gates")
+OTHERS = [(name, target) for name in MORE for target in TARGETS if (name, target) not in FEW]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    ("name", "target"), [*FEW, *(pytest.param(*other, marks=pytest.mark.rotating) for other in OTHERS)]
+)
 def test_values_and_gradients(name: str, target: str) -> None:
     if target != "cpu":
         pytest.importorskip("triton")

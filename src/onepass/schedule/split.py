@@ -139,10 +139,12 @@ def scanned_on(nest: Nest, head: Nest, workspace: Workspace) -> Nest:
     left = iter([x for key, x in workspace.states.items() if isinstance(key, Reduce)])
     for k, s in enumerate(nest.scans):
         if s.monoid == "linear":
-            other = number + 1 if s.reverse else number - 1
-            (start,) = workspace.states[_chain(s, number, workspace)].read({number: other})
-            inside = pointwise("lt", Index(other), Index(number.extent)) if s.reverse else pointwise(
-                "gt", Index(number.poly()), const(0, DType.I64)
+            near = number + 1 if s.reverse else number - 1
+            (start,) = workspace.states[_chain(s, number, workspace)].read({number: near})
+            inside = (
+                pointwise("lt", Index(near), Index(number.extent))
+                if s.reverse
+                else pointwise("gt", Index(number.poly()), const(0, DType.I64))
             )
             start = pointwise("where", inside, start, const(0, start.dtype))
             known[Part(s, 1)] = Part(s, 0) * start + Part(s, 1)
