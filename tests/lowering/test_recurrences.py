@@ -110,7 +110,7 @@ def reduced(decay: Tensor, x: Tensor, b: Tensor, c: Tensor, reverse: bool = Fals
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("sizes", [(23, 5, 16), (8, 40, 3), (9, 1, 7)])
 def test_states_that_are_reduced_at_each_step(sizes: tuple[int, int, int], reverse: bool, target: str) -> None:
-    """Also more steps than run together, and a rest of them."""
+    """Also more steps than run together, with a rest of them, and fewer."""
     torch.manual_seed(0)
     t, c, n = sizes
     given = [torch.rand(t, c, n), torch.randn(t, c), torch.randn(t, n), torch.randn(t, n)]
