@@ -46,7 +46,9 @@ def theirs(a: Tensor, b: Tensor, first: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("shape", [(37, 3, 5), (1, 4), (2, 1), (13,), (70, 1, 33)])
+@pytest.mark.parametrize(
+    "shape", [(37, 3, 5), *(pytest.param(s, marks=pytest.mark.rotating) for s in ((1, 4), (2, 1), (13,), (70, 1, 33)))]
+)
 def test_values_and_gradients(shape: tuple[int, ...], target: str) -> None:
     given = inputs(shape)
     exact = execute(theirs, [to_float64(t) for t in given], True)
@@ -63,7 +65,9 @@ def test_nothing(shape: tuple[int, ...], target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, *(pytest.param(d, marks=pytest.mark.rotating) for d in (torch.float64, torch.float16))]
+)
 def test_types(dtype: torch.dtype, target: str) -> None:
     given = [t.detach() for t in inputs((60, 5), dtype)]
     exact = Run(theirs(*map(to_float64, given)), [])
