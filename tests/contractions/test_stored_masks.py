@@ -155,6 +155,7 @@ def test_the_library_call_in_halves() -> None:
         torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.rotating
 def test_sizes_known_at_run_time() -> None:
     run = compiled(chosen, dynamic=True)
     for rows, keys in ((150, 203), (64, 512), (31, 257)):

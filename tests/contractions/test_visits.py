@@ -156,8 +156,8 @@ def test_narrow_integers(dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.usefixtures("where_it_is_asked")
-def test_sizes_known_at_run_time() -> None:
+def test_sizes_known_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "ROUNDS", 0)
     run = compiled(documents, dynamic=True)
     for rows, keys in ((150, 203), (64, 512), (31, 257)):
         q, k, v = (torch.randn(2, 2, n, 16) for n in (rows, keys, keys))
