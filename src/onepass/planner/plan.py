@@ -59,7 +59,11 @@ class Planner(PricedGroups):
         return FusionPlan(steps, (*self.decisions, *notes), in_place, copies, rereads, tuple(launches))
 
     def _alone_us(self, group: Group) -> float:
-        """The time of a group that is planned."""
+        """The time of a group that is planned: of its kernels as they will be built, as for several in one launch."""
+        if self.target.warp and group.schedule is not None and not group.products:
+            alone = self.setting.share([group], [0.0])
+            if not alone.refusal:
+                return alone.together_us
         cost = self.cost(self.graph.node_of[group.stores[0].buffer])
         return cost.time_us if cost is not None else 0.0
 
