@@ -17,7 +17,7 @@ from onepass.cli import main
 from onepass.cli.program import random_inputs
 from onepass.demo import run as demo
 from onepass.errors import OnepassError, UnusableProgram
-from onepass.explain.width import fitted, terminal_width
+from onepass.explain.width import fitted, painted, terminal_width
 from onepass.profiling.repro import repro_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +87,21 @@ def test_the_package_shows_what_is_public() -> None:
 def test_torchs_log_has_our_name() -> None:
     code = "import torch; torch.compile(lambda x: x.sin() + 1, backend='onepass')(torch.randn(4))"
     assert "1 kernels" in (told := child(code, TORCH_LOGS="onepass").stderr) and "program(" not in told
-    assert "program(a0: float32[4])" in child(code, TORCH_LOGS="+onepass").stderr
+    assert "program(a0: float32[4])" in (told := child(code, TORCH_LOGS="+onepass").stderr) and "op_" in told
+    decisions = child(code, TORCH_LOGS="+onepass.planner").stderr
+    assert "fused (vertical) sin -> add" in decisions and "1 kernels" not in decisions
+    assert "aten.sin.default" in (told := child(code, TORCH_LOGS="+onepass.codegen").stderr) and "fused (" not in told
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "onepass: 1 graph\n  kernel k0: reads\n    add  model.py:3"
+    assert painted(text) == text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert painted(text) == "\x1b[1monepass: 1 graph\x1b[0m\n\x1b[32m  kernel k0: reads\x1b[0m\n    add  model.py:3"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert painted(text) == text
 
 
 def test_names_that_are_nearly_right(program: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +201,7 @@ def test_the_failing_graph_is_taken_and_data_is_not_written() -> None:
         return torch.cos(y) + table[i].t()
 
     def backend(graph: Any, _inputs: Any) -> Any:
-        if "cos" in graph.code:
+        if "torch.cos" in graph.code and ".t()" in graph.code:  # no part of it that has one result fails
             raise OnepassError("too hard\nreally")
         return graph.forward
 
@@ -199,6 +213,56 @@ def test_the_failing_graph_is_taken_and_data_is_not_written() -> None:
     exec(compile(text, "repro.py", "exec"), namespace)
     (result,) = namespace["Graph"]()(*namespace["inputs"]())
     assert result.shape == (4, 3)
+
+
+def test_a_failing_graph_is_shrunk() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = torch.sin(x) + 1
+        y = torch.cos(x.t() @ w)
+        return y.exp().softmax(-1).sum() + x.mean()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        assert len(inputs) == sum(n.op == "placeholder" for n in graph.graph.nodes)
+        graph.forward(*inputs)  # what is left runs
+        if "torch.cos" in graph.code and "matmul" in graph.code:
+            raise OnepassError("too hard")
+        return graph.forward
+
+    text = repro_text(function, (torch.randn(8, 4), torch.randn(8, 3)), {}, backend, "model.py:f")
+    title = text.splitlines()[0]
+    assert "Graph 1 of 1 of model.py:f, " in title and "left out: OnepassError: too hard." in title
+    assert text.count("torch.sin") == 0 and "cos" in text and "softmax" not in text and text.count(" made(") == 2
+    namespace: dict[str, Any] = {"__name__": "a file"}
+    exec(compile(text, "repro.py", "exec"), namespace)
+    (result,) = namespace["Graph"]()(*namespace["inputs"]())
+    assert result.shape == (4, 3)
+
+
+def test_a_real_failure_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onepass.backend import make_backend
+    from onepass.lowering.registry import RULES
+
+    def broken(*_: Any) -> Any:
+        raise OnepassError("no such rule")
+
+    monkeypatch.setitem(RULES, torch.ops.aten.erfinv.default, broken)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.erfinv(torch.tanh(torch.sin(x) * 2) * 0.5).exp().sum(-1)
+
+    backend = make_backend({"strict": True, "cache": False})
+    with torch.no_grad():
+        text = repro_text(function, (torch.randn(8, 4),), {}, backend, "model.py:f")
+    assert "erfinv(" in text and "torch.sin" not in text and "softmax" not in text and ".exp()" not in text
+
+
+def test_random_programs_say_that_they_differ() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5)
+
+    text = repro_text(function, (torch.ones(4),), {}, lambda graph, _inputs: graph.forward, "model.py:f")
+    assert "eager, which draws other random numbers:" in text
 
 
 def test_nothing_to_reproduce() -> None:

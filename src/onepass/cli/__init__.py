@@ -159,17 +159,19 @@ def _loaded(arguments: argparse.Namespace, doing: str) -> Iterator[LoadedProgram
 
 def _explain(arguments: argparse.Namespace) -> int:
     from ..api import explain
+    from ..explain.width import painted
 
     with _loaded(arguments, "compiling") as program:
         wanted = {"target": arguments.target, "operations": arguments.operations}
         explanation = explain(program.function, *program.args, **wanted, **program.kwargs)
     _write(arguments.html, "--html", explanation.to_html)
-    print(explanation.to_json() if arguments.json else explanation)
+    print(explanation.to_json() if arguments.json else painted(str(explanation)))
     return 0
 
 
 def _profile(arguments: argparse.Namespace) -> int:
     from ..api import profile
+    from ..explain.width import painted
 
     beside = [name for name in arguments.beside.split(",") if name]
     with _loaded(arguments, "measuring") as program:
@@ -179,7 +181,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     _write(arguments.html, "--html", found.to_html)
     _write(arguments.trace, "--trace", found.to_trace)
-    print(found.to_json() if arguments.json else found)
+    print(found.to_json() if arguments.json else painted(str(found)))
     return 0
 
 
