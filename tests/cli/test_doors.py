@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +137,40 @@ def test_evaluation_and_no_gradients(program: str, capsys: pytest.CaptureFixture
     assert graphs("--no-grad")[0] == ["inference"] and torch.is_grad_enabled()
 
 
-def test_the_benchmarks_are_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.setattr("onepass.cli._SOURCE_FOLDER", tmp_path)
-    assert main(["bench"]) == 1
-    error = capsys.readouterr().err
-    assert "not in the installed package" in error and "onepass demo" in error and "--beside eager,inductor" in error
+@pytest.mark.rotating
+def test_a_wheel_has_all_doors(tmp_path: Path) -> None:
+    """The package as it is installed, unpacked: none of its source folder is there."""
+    pytest.importorskip("setuptools")
+    pytest.importorskip("wheel")
+    source, unpacked = tmp_path / "source", tmp_path / "unpacked"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in ("src", "benchmarks"):
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "results")
+        )
+    code = "from setuptools.build_meta import build_wheel; build_wheel('.')"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (wheel,) = source.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    (tmp_path / "a_program.py").write_text(PROGRAM)
+
+    def run(*arguments: str) -> str:
+        variables = {**os.environ, "PYTHONPATH": str(unpacked)}
+        command = [sys.executable, "-m", "onepass", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "| softmax |" in run(
+        "bench", "--quick", "--only", "softmax", "--systems", "eager,onepass", "--no-compile-time"
+    )
+    program = ("a_program.py:forward", "--input", "8x8")
+    assert "1 kernel" in run("explain", *program, "--html", "page.html") and (tmp_path / "page.html").exists()
+    assert "onepass profile" in run("profile", *program, "--seconds", "0.01")
+    run("repro", *program)
+    assert "Graph 1 of 1" in (tmp_path / "repro.py").read_text()
 
 
 def test_the_demo_says_where_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
