@@ -142,6 +142,8 @@ def test_lines_are_linked_both_ways(page: Browser) -> None:
     shown = page.run("return [...document.querySelectorAll('article')[0].querySelectorAll('.line.linked')]"
                      ".map(e => e.textContent)")  # fmt: skip
     assert any("rsqrt" in line for line in shown)
+    high, lines = page.run("const p = document.querySelector('pre.source'); return [p.scrollHeight, p.children.length]")
+    assert lines > 20 and high > 12 * lines  # each line is one
     x, y = middle(page, 'tr.linked[data-op="rsqrt"]')
     page.mouse("mouseMoved", x, y)
     marked = page.run("return [...document.querySelectorAll('.line.marked')].map(e => e.textContent)")
