@@ -184,6 +184,19 @@ def thousand() -> CompileRecord:
     return CompileRecord(kernels=kernels, flow=flow, bytes_moved=1 << 23, bytes_unfused=5 << 23, bytes_minimum=8192)
 
 
+def test_a_notebook_has_it_in_a_frame(browser: Browser, report: Explanation, tmp_path: Path) -> None:
+    path = tmp_path / "notebook.html"
+    ready = "<script>document.documentElement.dataset.ready = 1</script>"
+    path.write_text(f"<!doctype html><meta charset=utf-8>{ready}<body>{report._repr_html_()}")
+    browser.open(path)
+    browser.frame(0)
+    wait = "return new Promise(done => { const ask = () => document.documentElement.dataset.ready ? done(1) : "
+    assert browser.run(f"{wait} setTimeout(ask, 50); ask() }})") == 1
+    nodes = count(browser, ".node")
+    browser.frame(None)
+    assert nodes > 10 and browser.console() == []
+
+
 @pytest.mark.rotating
 def test_a_thousand_kernels(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "large.html"
