@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from .report import markdown
 from .sets import MEMORY, MODELS, SETS, select
 from .sweep import run_sweep
 from .systems import TORCH_SYSTEMS, facts, missing, result_name, same_environment
+from .turns import apart
 
 QUICK_SCALE, QUICK_ROUNDS = 1 / 64, 3
 # Of the source repository; an installed package writes where it is called.
@@ -55,7 +55,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shard", default="", help="models: part K of N of the cases, as K/N")
     parser.add_argument("--minutes", type=float, default=0, help="models: start no case that would end later")
-    parser.add_argument("--at-once", type=int, default=1, help="models: cases that compile side by side")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="rows that compile side by side and are measured in turns"
+    )
     parser.add_argument("--note", default="", help="models: a sentence for the report, of the machine's state, say")
     parser.add_argument("--out", type=Path, help="folder for the results; a partial run writes none without it")
     arguments = parser.parse_args()
@@ -113,12 +115,15 @@ def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
         ):  # before any profile, which makes launches dearer
             result["host"], result["host_problems"] = timing.host_cost([s for s in systems if s in TORCH_SYSTEMS])
             forget(device)
-        for number, workload in enumerate(workloads, 1):
-            measured = kept.row(
-                workload.name, partial(measure, workload, systems, result["scale"], result["rounds"], device, caches)
-            )
-            result["workloads"][workload.name] = measured
-            _say(f"[{number}/{len(workloads)}] {workload.name}: {progress_text(measured)}")
+        settings = systems, result["scale"], result["rounds"], device, caches
+        left = [w for w in workloads if w.name not in kept.rows]
+        rows = ((w.name, measure(w, *settings)) for w in left)
+        if arguments.at_once > 1:
+            rows = apart(arguments.set, [w.name for w in left], arguments.at_once, *settings)
+        for number, (row, measured) in enumerate(rows, 1):
+            kept.row(row, lambda measured=measured: measured)
+            _say(f"[{number}/{len(left)}] {row}: {progress_text(measured)}")
+        result["workloads"] = {w.name: kept.rows[w.name] for w in workloads}
     return result
 
 

@@ -1,9 +1,11 @@
 """Attention whose masks come from data, as a user would write it, in bfloat16: captured positions, documents, lengths,
-a stored mask. FlexAttention is given a block mask that was made before the clock starts.
+a stored mask of booleans or of numbers that are added. FlexAttention is given a block mask that was made before the
+clock starts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +42,18 @@ def stored_mask_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> T
     return mixed(scores(q, k), allowed, v)
 
 
+def added_mask_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return torch.softmax(scores(q, k) + bias, -1) @ v
+
+
 def sdpa_given_a_mask(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+
+
+def _documents_and_causal(rows: int) -> Tensor:
+    places = torch.arange(rows)
+    document = places * _DOCUMENTS // rows
+    return (places[:, None] >= places) & (document[:, None] == document)
 
 
 def _with(make: Callable[[int, int], Tensor]) -> Callable[[float], Arguments]:
@@ -57,12 +69,8 @@ def _with(make: Callable[[int, int], Tensor]) -> Callable[[float], Arguments]:
 _positions = _with(lambda batch, rows: torch.arange(rows))
 _documents = _with(lambda batch, rows: torch.arange(rows) * _DOCUMENTS // rows)
 _lengths = _with(lambda batch, rows: torch.linspace(rows // 4, rows, batch).long())
-_stored = _with(
-    lambda batch, rows: (
-        (torch.arange(rows)[:, None] >= torch.arange(rows))
-        & (torch.arange(rows)[:, None] * _DOCUMENTS // rows == torch.arange(rows) * _DOCUMENTS // rows)
-    )
-)
+_stored = _with(lambda batch, rows: _documents_and_causal(rows))
+_added = _with(lambda batch, rows: torch.where(_documents_and_causal(rows), 0.0, -math.inf).to(torch.bfloat16))
 _CAUSAL = pair_flops(1 << 30)
 
 
@@ -85,7 +93,7 @@ def _by_documents(arguments: Arguments) -> Callable[..., Any]:
 
 
 def _by_mask(arguments: Arguments) -> Callable[..., Any]:
-    stored = arguments[3]
+    stored = arguments[3] if arguments[3].dtype is torch.bool else arguments[3] == 0
 
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return stored[query, key]
@@ -113,6 +121,8 @@ MASKS: tuple[Workload, ...] = tuple(
         ("8 documents + causal", documents_attention, _documents, _in_documents, {"flex": _by_documents}),
         ("padding, 62.5 % of the keys kept", padded_attention, _lengths, _kept_pairs, {"flex": _by_lengths}),
         ("8 documents + causal, a stored mask", stored_mask_attention, _stored, _in_documents, {"flex": _by_mask}),
+        ("8 documents + causal, an additive mask", added_mask_attention, _added, _in_documents, {"flex": _by_mask}),
         ("SDPA given that mask", sdpa_given_a_mask, _stored, _in_documents, {"flex": _by_mask}),
+        ("SDPA given that additive mask", sdpa_given_a_mask, _added, _in_documents, {"flex": _by_mask}),
     )
 )  # fmt: skip

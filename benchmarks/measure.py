@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import timing
 from .systems import CEILING, LIBRARIES, cache_variables, first_line, runner, skipped
+from .turns import MEASURING, turn
 from .workloads import Prepared, Workload, check_values
 
 _PER_SYSTEM = (
@@ -27,12 +28,15 @@ _PER_SYSTEM = (
 
 
 def measure(
-    workload: Workload, systems: list[str], scale: float, rounds: int, device: str, caches: str
+    workload: Workload, systems: list[str], scale: float, rounds: int, device: str, caches: str, lock: str = ""
 ) -> dict[str, Any]:
-    """Median seconds per system with its compile time, launches and memory; values checked."""
+    """Median seconds per system with its compile time, launches and memory; values checked.
+
+    `lock`: a file by which processes take turns; they compile side by side where nothing is measured.
+    """
     result: dict[str, Any] = {"minimum_bytes": 0, "minimum_flops": 0.0, **{key: {} for key in _PER_SYSTEM}}
     try:
-        _measure_into(result, Prepared(workload, scale, device), systems, rounds, device, caches)
+        _measure_into(result, Prepared(workload, scale, device), systems, rounds, device, caches, lock)
     except Exception as error:  # eager itself, or the clock
         result["problems"]["the workload"] = first_line(error)
     forget(device)
@@ -40,30 +44,41 @@ def measure(
 
 
 def _measure_into(
-    result: dict[str, Any], prepared: Prepared, systems: list[str], rounds: int, device: str, caches: str
+    result: dict[str, Any], prepared: Prepared, systems: list[str], rounds: int, device: str, caches: str, lock: str
 ) -> None:
-    eager = prepared.call(prepared.workload.function)
+    torch._dynamo.reset()
+    with turn(lock):
+        eager, reference = prepared.call(prepared.workload.function), prepared.reference()
+        _finish(eager)
+        if device == "cuda":
+            torch.cuda.empty_cache()  # processes beside this one need the memory
     checked_by = str(prepared.reference_type()).removeprefix("torch.")
     result |= {
         "minimum_bytes": prepared.minimum_bytes(eager),
         "minimum_flops": prepared.minimum_flops(),
         "reference": "distribution" if prepared.workload.random else checked_by,
     }
-    calls = _ready(prepared, systems, eager, caches, result)
-    del eager
-    result |= timing.times(calls, rounds, device)
-    _count(prepared, calls, device, result)
+    others = [s for s in systems if s not in MEASURING]
+    calls = _ready(prepared, others, eager, reference, caches, result)
+    with turn(lock):
+        calls |= _ready(prepared, [s for s in systems if s in MEASURING], eager, reference, caches, result)
+        del eager, reference
+        result |= timing.times({s: calls[s] for s in systems if s in calls}, rounds, device)
+        _count(prepared, calls, device, result)
 
 
 def _ready(
-    prepared: Prepared, systems: list[str], eager: tuple[Tensor, ...], caches: str, result: dict[str, Any]
+    prepared: Prepared,
+    systems: list[str],
+    eager: tuple[Tensor, ...],
+    reference: tuple[Tensor, ...],
+    caches: str,
+    result: dict[str, Any],
 ) -> timing.Calls:
     """Each system's call after its first one, which compiled it and gave the values that were checked.
 
     A system whose values are wrong has no time: a fast wrong answer is no result.
     """
-    torch._dynamo.reset()
-    reference = prepared.reference()
     calls: timing.Calls = {}
     for system in systems:
         if reason := skipped(system, prepared.workload):

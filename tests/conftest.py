@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,6 +65,8 @@ def _fresh() -> Iterator[None]:
 
     torch.manual_seed(0)
     yield
+    if plugging := sys.modules.get("onepass.plugging"):
+        plugging.unplug()
     dynamo = getattr(torch, "_dynamo", None)
     if dynamo is not None:
         dynamo.reset()

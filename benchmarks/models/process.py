@@ -8,7 +8,6 @@ Prints JSON last.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import statistics
@@ -21,12 +20,12 @@ import torch
 
 from .. import timing
 from ..systems import cache_variables, compiled, first_line, missing
+from ..turns import MEASURING, turn
 from .cases import INFERENCE, MODES, STEP, find_case
 from .profiles import kernels_by_time, operations_by_time, prices
 from .subject import Subject, Values
 
 _PROFILES = 3
-_MEASURE = ("inductor-max", "xla", "onepass")  # systems that measure while they compile
 _PER_SYSTEM = (
     "wall_seconds", "best_seconds", "device_seconds", "first_call_seconds", "kernels", "peak_bytes", "by_time",
     "problems", "skipped",
@@ -83,13 +82,13 @@ class Measuring:
         self.subject.set_mode(mode)
         if mode != STEP:
             self.records = []
-        with self._turn():
+        with turn(self.lock):
             eager = self.subject.runner(mode, "eager").values()
             gradients = {name: value for name, value in eager.items() if name.startswith("gradient")}
             expected = gradients, eager, self._reference(row, mode, gradients)
-        calls = self._ready(row, mode, [s for s in self.systems if s not in _MEASURE], expected)
-        with self._turn():
-            calls |= self._ready(row, mode, [s for s in self.systems if s in _MEASURE], expected)
+        calls = self._ready(row, mode, [s for s in self.systems if s not in MEASURING], expected)
+        with turn(self.lock):
+            calls |= self._ready(row, mode, [s for s in self.systems if s in MEASURING], expected)
             self._time(row, calls)
 
     def _time(self, row: dict[str, Any], calls: timing.Calls) -> None:
@@ -102,13 +101,6 @@ class Measuring:
                 self._profile(row, system, call)
             except Exception as error:
                 row["problems"][f"{system}, profile"] = first_line(error)
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with open(self.lock or os.devnull, "w") as file:
-            if self.lock:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _ready(
         self, row: dict[str, Any], mode: str, systems: list[str], expected: tuple[Values, Values, Values]

@@ -4,13 +4,18 @@ import onepass
 fast = torch.compile(model, backend="onepass")
 print(onepass.explain(model, example))
 print(onepass.profile(model, example))
+onepass.export(model, example, path="model.onepass")
+run = onepass.load("model.onepass")  # needs nothing of what compiles
 """
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from .version import VERSION
 
 if TYPE_CHECKING:
     from .api import explain, profile
@@ -18,11 +23,13 @@ if TYPE_CHECKING:
     from .errors import OnepassError
     from .explain import Explanation
     from .explain.profile import Profile
+    from .exporting import export
     from .plugging import KernelWarning, kernel
     from .plugging import replace_by as replace
+    from .runtime.loading import load
     from .steering import fuse, keep, no_fuse, recompute, save
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Explanation",
     "FallbackWarning",
@@ -30,10 +37,12 @@ __all__ = [
     "OnepassError",
     "Profile",
     "explain",
+    "export",
     "fuse",
     "jit",
     "keep",
     "kernel",
+    "load",
     "no_fuse",
     "profile",
     "recompute",
@@ -42,25 +51,44 @@ __all__ = [
 ]
 
 
-def load() -> None:
-    """Import everything and make the backend known to torch. Only the command line puts it off: torch takes seconds."""
+def load_all() -> None:
+    """Import everything and make the backend known to torch: seconds, which some uses of the package do without."""
     package = import_module(".explain", __name__)
     from .api import explain, profile
     from .backend import FallbackWarning, jit, register
     from .errors import OnepassError
     from .explain import Explanation
     from .explain.profile import Profile
+    from .exporting import export
     from .plugging import KernelWarning, kernel
     from .plugging import replace_by as replace
+    from .runtime.loading import load
     from .steering import fuse, keep, no_fuse, recompute, save
 
     # The function stands where Python puts the package of its name: it shares the package's names, so that
     # `import onepass.explain.measure as m` and `onepass.explain.measure` work.
     explain.__dict__ = package.__dict__
     named = Explanation, FallbackWarning, KernelWarning, OnepassError, Profile
-    public = *named, explain, fuse, jit, keep, kernel, no_fuse, profile, recompute, replace, save
+    public = *named, explain, export, fuse, jit, keep, kernel, load, no_fuse, profile, recompute, replace, save
     globals().update(zip(__all__, public, strict=True))
     register()
+
+
+class _Package(ModuleType):
+    """This module, whose `explain` is the function even after Python has imported the package of that name."""
+
+    @property
+    def explain(self) -> Any:
+        if "explain" not in globals():
+            load_all()
+        return globals()["explain"]
+
+    @explain.setter
+    def explain(self, package: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def _is_command() -> bool:
@@ -69,9 +97,18 @@ def _is_command() -> bool:
     return name.removesuffix(".exe") == "onepass" or (name == "-m" and sys.orig_argv[1:3] == ["-m", "onepass"])
 
 
+def _is_installed() -> bool:
+    """Whether torch finds the backend by itself."""
+    return bool(metadata.entry_points(group="torch_dynamo_backends", name="onepass"))
+
+
 def __getattr__(name: str) -> Any:
+    if name == "load":  # needs no compiler
+        from .runtime.loading import load
+
+        return load
     if name in __all__:
-        load()
+        load_all()
         return globals()[name]
     raise AttributeError(f"module 'onepass' has no attribute {name!r}")
 
@@ -80,5 +117,5 @@ def __dir__() -> list[str]:
     return sorted((*__all__, "__version__"))
 
 
-if not _is_command():
-    load()
+if not (_is_command() or _is_installed()):
+    load_all()

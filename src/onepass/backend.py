@@ -6,10 +6,11 @@ with the reason recorded and one warning; `strict` raises instead.
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -19,9 +20,9 @@ import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import aot_export_module, make_boxed_func
 from torch._guards import TracingContext
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental import _config as shape_config
 
 from .autograd.between import bytes_of, hint
@@ -29,15 +30,17 @@ from .autograd.partition import SAVED, Saving, partition
 from .autograd.row_loops import DECISIONS, loop_over_rows
 from .autograd.saved import choose_saved
 from .autograd.undefined import tangents_of, without_tangents
-from .compilation import Compiled, compile_graph
+from .compilation import Compiled, compile_graph, library_products
 from .errors import CompilerNotFound, OnepassError, UnmetOrder
 from .explain.facts import ending, facts_of
 from .explain.memoryless import has_no_memory
 from .explain.planning import is_planning
 from .ir.options import Options, options_of_mode
 from .ir.origins import origin_of
+from .ir.plan import Decision
 from .ir.record import CompileRecord, SavedRecord
 from .ir.target import Target, find_target
+from .lowering.absent_gpu import absent_gpu
 from .lowering.decompositions import decomposition_table
 from .lowering.fingerprint import kernel_device
 from .lowering.fused_updates import write_out_fused_updates
@@ -45,8 +48,9 @@ from .lowering.marked import mark
 from .lowering.masked_attention import prepare_attention
 from .lowering.random import reset_streams
 from .lowering.registry import RULES
+from .lowering.rerolled import reroll
 from .lowering.size_one import is_right_for_one
-from .plugging import in_training, plugged
+from .plugging import Plugged, plug_into, plugged
 from .runtime.device import current_chip
 from .runtime.launcher import start_launcher
 
@@ -116,18 +120,20 @@ def _multiplying_target(options: Options, joint: GraphModule) -> Target | None:
 
 
 def _compile(
-    graph: GraphModule, options: Options, direction: str, ended: tuple[str, str] = ("", "")
+    graph: GraphModule,
+    options: Options,
+    direction: str,
+    ended: tuple[str, str] = ("", ""),
+    notes: Sequence[Decision] = (),
 ) -> Callable[[list[Any]], Any]:
     if direction == "inference":
         _check_any_size(graph)
     try:
         target = choose_target(options, graph)
         rewrite = plugged(graph, target, options) if direction == "inference" else None
-        compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
         if direction == "inference":
-            calls = {e.name for e in compiled.record.externs}  # a product inside a kernel is nowhere as a whole
-            if (loops := _loops(options, calls)) is not None and loops(graph):
-                compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
+            _loop_over_rows(graph, target, options, rewrite)
+        compiled = compile_graph(graph, target, options, direction, rewrite=rewrite)
     except UnmetOrder:  # the user's own error, which they must see
         raise
     except Exception as error:
@@ -136,9 +142,10 @@ def _compile(
         return _as_eager(graph, error, direction)
     if direction == "forward":
         compiled.record.saved = [_saved_record(*saved) for saved in graph.meta.get(SAVED, ())]
-        compiled.record.decisions += in_training()
         compiled.record.saved_bytes = sum(s.bytes for s in compiled.record.saved)
-    compiled.record.decisions += graph.meta.get(DECISIONS, [])
+    calls = {e.name for e in compiled.record.externs}
+    loops = [d for d in graph.meta.get(DECISIONS, []) if d.accepted or d.producer in calls or direction != "inference"]
+    compiled.record.decisions += [*notes, *loops]
     if direction != "backward":
         compiled.record.facts = facts_of(graph, ended)
     for part in (compiled, *compiled.parts):
@@ -146,11 +153,28 @@ def _compile(
     return compiled.call
 
 
-def _loops(options: Options, names: Collection[str] | None = None) -> Callable[[GraphModule], bool] | None:
+def _loops(options: Options) -> Callable[[GraphModule], bool] | None:
     """What puts losses of products into loops over rows; None where all is to be as in eager."""
     if options.precision == "eager" or not options.fuse:
         return None
-    return lambda graph: loop_over_rows(graph, choose_target(options, graph), options.strict, names)
+    return lambda graph: loop_over_rows(graph, choose_target(options, graph), options.strict)
+
+
+def _loop_over_rows(graph: GraphModule, target: Target, options: Options, rewrite: Plugged | None) -> None:
+    """Put losses of products of an inference graph into loops over rows, before it is compiled.
+
+    A product inside a kernel is nowhere as a whole: where there is something to put into a loop, a plan says which
+    products the library computes.
+    """
+    if (loops := _loops(options)) is None:
+        return
+    copy = Graph()
+    copy.output(copy.graph_copy(graph.graph, {}))
+    if loops(trial := GraphModule(graph, copy)):
+        names = library_products(graph, target, options, rewrite)
+        loop_over_rows(graph, target, options.strict, names)
+    else:
+        graph.meta[DECISIONS] = trial.meta[DECISIONS]
 
 
 def _saved_record(node: Node, why: str) -> SavedRecord:
@@ -247,11 +271,12 @@ def _takes_undefined(owner: Any) -> bool:
 class _Made(threading.local):
     """What is made while a graph is compiled on this thread. `mark`: of a forward with several tangents in backward.
 
-    `ended`: why tracing ended with it, and where.
+    `ended`: why tracing ended with it, and where; `notes`: on what is plugged into it.
     """
 
     mark: object = None
     ended: tuple[str, str] = ("", "")
+    notes: Sequence[Decision] = ()
 
 
 def _as_eager(graph: GraphModule, error: Exception, direction: str) -> Callable[[list[Any]], Any]:
@@ -267,13 +292,26 @@ def _tell(error: Exception, direction: str) -> None:
     _publish(CompileRecord(direction=direction, fallback=reason))
 
 
+def _prepare(graph: GraphModule, inputs: Sequence[Any], options: Options, multiplies: bool) -> list[Decision]:
+    """Change dynamo's graph before AOTAutograd sees it; what is to be said of it."""
+    mark(graph, options.no_fuse)
+    notes = plug_into(graph, inputs, options, functools.partial(choose_target, options))
+    reset_streams()
+    if options.fuse and multiplies:
+        prepare_attention(graph)
+    write_out_fused_updates(graph)
+    if options.fuse and options.precision != "eager":
+        reroll(graph)
+    return notes
+
+
 def make_backend(options: dict[str, Any] | None = None) -> Backend:
     """A dynamo backend with these options; unknown names and bad values raise here."""
     chosen = Options.make(options)
     made = _Made()
 
     def forward_compiler(graph: GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        call = _compile(graph, chosen, "forward", made.ended)
+        call = _compile(graph, chosen, "forward", made.ended, made.notes)
         call.onepass = made.mark  # type: ignore[attr-defined]
         return call
 
@@ -292,17 +330,14 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
     inner = aot_autograd(
         fw_compiler=forward_compiler,
         bw_compiler=backward_compiler,
-        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference", made.ended),
+        inference_compiler=lambda graph, _inputs: _compile(graph, chosen, "inference", made.ended, made.notes),
         partition_fn=parted,
         decompositions=decomposition_table(chosen.target, chosen.eager_random),
         keep_inference_input_mutations=True,
     )
 
     def traced(graph: GraphModule, example_inputs: Sequence[Any], multiplies: bool) -> Callable[..., Any]:
-        mark(graph, chosen.no_fuse)
-        if chosen.fuse and multiplies:
-            prepare_attention(graph)
-        write_out_fused_updates(graph)
+        made.notes = _prepare(graph, example_inputs, chosen, multiplies)
         made.mark, made.ended = None, ending(graph)
         compiled: Callable[..., Any] = inner(graph, example_inputs)
         return compiled if made.mark is None else _with_undefined(compiled, made.mark)
@@ -311,7 +346,6 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
         as_it_is: Callable[..., Any] = graph.forward
         if not is_planning() and any(map(_without_memory, example_inputs)):
             return as_it_is
-        reset_streams()
         on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in example_inputs)
         if on_gpu:
             start_launcher()  # while graphs are traced
@@ -327,6 +361,30 @@ def make_backend(options: dict[str, Any] | None = None) -> Backend:
             return as_it_is
 
     return backend
+
+
+def functional_graph(graph: GraphModule, inputs: Sequence[Any], options: Options) -> tuple[GraphModule, dict[int, int]]:
+    """A graph of torch.export as inference compiles it, and which of its first results are new values of which inputs.
+
+    `inputs`: fake tensors and sizes, for all of its placeholders.
+    """
+    mark(graph, options.no_fuse)
+    on_gpu = any(isinstance(i, torch.Tensor) and i.is_cuda for i in inputs)
+    if options.fuse and on_gpu:
+        for node in graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default
+        ):
+            node.target = torch.nn.functional.scaled_dot_product_attention
+        prepare_attention(graph)
+    reset_streams()
+    table = decomposition_table(options.target, options.eager_random)
+    with torch.no_grad(), absent_gpu() if on_gpu else nullcontext():
+        functional, signature = aot_export_module(graph, inputs, trace_joint=False, decompositions=table)
+    for node in functional.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        functional.graph.erase_node(node)  # what is asserted was decided by this trace
+    changed = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    order = {name: k for k, name in enumerate(signature.user_inputs)}
+    return functional, {k: order[name] for k, name in enumerate(changed.values())}
 
 
 def _without_memory(value: Any) -> bool:

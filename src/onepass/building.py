@@ -62,6 +62,13 @@ class Made:
         return len(self.planned.plan.steps) - len(self.planned.names)
 
 
+def planned(graph: GraphModule, target: Target, options: Options, rewrite: Rewriter | None) -> PlannedGraph:
+    """The plan of a graph by predictions alone."""
+    record, notes = CompileRecord(), list[Decision]()
+    plugged = functools.partial(rewrite.rewrite, notes=notes) if rewrite is not None else None
+    return plan_graph(lower(graph, target, options, record, plugged), record)
+
+
 class Building:
     """The way of one graph; `record` is of the plan made last."""
 

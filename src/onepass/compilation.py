@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +19,11 @@ from .explain.debug import report_stage
 from .explain.planning import is_planning
 from .ir.host_json import MalformedProgram
 from .ir.options import Options
+from .ir.program import Extern
 from .ir.record import CompileRecord
 from .ir.row_loop import RowLoop
-from .ir.target import Target
+from .ir.source import HostProgram
+from .ir.target import Target, find_target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
 from .resources import build_entry
 from .runtime.builders import INTERPRETED, builder_for
@@ -45,6 +48,7 @@ class Compiled:
     parts: tuple[Compiled, ...] = ()  # its loops' bodies
     executable: Executable | None = None  # None where it runs operation by operation
     made: Made | None = None  # None where it was found in the cache
+    entry: GraphEntry | None = None
 
 
 def compile_graph(
@@ -97,7 +101,7 @@ def _compile_alone(
         record.cache = "hit"
         report_stage(options, record)
         try:
-            return _loaded(found, build_entry(found, record, builder, cache), record, graph)
+            return _loaded(found, build_entry(found, record, builder, cache), record, graph, options)
         except MalformedProgram:
             cache.discard("graphs", key)
     if not is_planning() and kernel_device(graph) != "cpu" and can_run(target.name, graph):
@@ -107,7 +111,7 @@ def _compile_alone(
 
     try:
         made = Building(graph, target, options, record, builder, cache, timer, rewrite).run()
-        compiled = replace(_loaded(made.entry, made.kernels, record, graph), made=made)
+        compiled = replace(_loaded(made.entry, made.kernels, record, graph, options), made=made)
     except KernelBuildError:
         report_stage(options, record)  # what could not be built is what people want to see
         raise
@@ -119,12 +123,61 @@ def _compile_alone(
     return compiled
 
 
-def _loaded(entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule) -> Compiled:
+def _loaded(
+    entry: GraphEntry, kernels: Sequence[LoadedKernel], record: CompileRecord, graph: GraphModule, options: Options
+) -> Compiled:
     """The graph as it runs. What does not fit the chip must not come here: its driver refuses to load it."""
+    wanted = options.graphs != "off" and record.direction != "rows"  # a loop over rows is part of the graph around it
+    record.graph = _recordable(entry.host, record.target) if wanted else ""
     if is_planning() or not can_run(record.target, graph):
-        return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record)
+        return Compiled((is_planning() and _as_promised(graph)) or _as_traced(graph), record, entry=entry)
     executable = Executable(entry.host, list(kernels))
-    return Compiled(executable.call, record, executable=executable)
+    call = _as_graph(executable, record, graph, options.graphs) if wanted else executable.call
+    return Compiled(call, record, executable=executable, entry=entry)
+
+
+def _recordable(host: HostProgram, target: str) -> str:
+    """How a program will run as a CUDA graph, or why it will not."""
+    from .runtime.graph_parts import LATER, NotRecordable, take_apart  # here, because others do without
+
+    if not target.startswith("sm_"):
+        return "none: only NVIDIA's GPUs have them"
+    try:
+        take_apart(host)
+    except NotRecordable as error:
+        return f"none: {error}"
+    return LATER
+
+
+def _as_graph(
+    executable: Executable, record: CompileRecord, graph: GraphModule, mode: str
+) -> Callable[[list[Any]], Any]:
+    """The executable as a CUDA graph, where it can be."""
+    if record.graph.startswith("none"):
+        return executable.call
+    from .runtime.graph_driver import graph_driver
+    from .runtime.graphs import Graphs
+
+    target = find_target(record.target)
+    steps = [k.predicted_us for k in record.kernels]
+    steps += [e.predicted_us or e.bytes_moved / target.memory_bytes_per_us for e in record.externs]
+    working = sum(max(0.0, t - target.launch_us) for t in steps)  # starting the next one takes a graph next to nothing
+    values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
+    dynamic = [n for n, value in zip(executable.host.inputs, values, strict=True) if _has_any_size(value)]
+    return Graphs(executable, partial(graph_driver, target), mode, record, working, dynamic).call
+
+
+def _has_any_size(value: Any) -> bool:
+    """Whether the shape or the strides of a tensor are known at run time only."""
+    return isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride()))
+
+
+def library_products(graph: GraphModule, target: Target, options: Options, rewrite: Rewriter | None = None) -> set[str]:
+    """The products of a graph that the library computes, by the names of their nodes; predicted, nothing is built."""
+    from .building import planned
+
+    plan = planned(graph, target, options, rewrite).plan
+    return {s.origin.node for s in plan.steps if isinstance(s, Extern) and s.contraction is not None}
 
 
 def can_run(target: str, graph: GraphModule) -> bool:

@@ -103,6 +103,37 @@ class UnequalReplacement(OnepassError):
         super().__init__(f"the replacement of {pattern} computes something else: {difference}. Correct one of both.")
 
 
+class UnexportableProgram(OnepassError):
+    """A program that cannot be written to a file by `onepass.export`."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(f"this program cannot be exported: {problem}. {fix}")
+
+
+class DamagedFile(OnepassError):
+    """A file that is not what `onepass.export` wrote."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path} is damaged or no exported program: {problem}. Copy it again, or export it again.")
+
+
+class IncompatibleFile(OnepassError):
+    """An exported program that cannot run here: another chip, processor, driver or version."""
+
+    def __init__(self, path: str, needed: str, found: str, fix: str) -> None:
+        super().__init__(f"{path} needs {needed}; here is {found}. {fix}")
+
+
+class InputMismatch(OnepassError):
+    """What an exported program was given is not what it was exported for."""
+
+    def __init__(self, what: str, found: object, expected: object) -> None:
+        super().__init__(
+            f"{what} is {found}; this program was exported for {expected}. "
+            "Pass what it was exported for, or export it for this, too (dynamic_shapes= for sizes)."
+        )
+
+
 class UnusableProgram(OnepassError):
     """What the command line was asked to explain cannot be found or called."""
 

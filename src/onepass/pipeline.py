@@ -89,7 +89,7 @@ class PlannedGraph:
 
     def neighbours(self, name: str, schedule: Schedule | None = None) -> dict[str, Schedule]:
         """Schedules beside the planned one of a group, or beside another, by how they differ."""
-        own = schedule or schedule_named(self, name).kernels[0].schedule
+        own = schedule or schedule_named(self, name).main.schedule
         return _of_equal(self.lowered, self.limits, self.names[name], own, "neighbours", neighbours).value
 
     def smaller(self, name: str, count: int) -> list[Schedule]:

@@ -159,7 +159,7 @@ class Resources:
     ) -> _Seen:
         """The facts of a group's kernels; a group with products has them in its first kernel."""
         candidates = [*self._candidates(name, planned)] if schedule else [schedule]
-        first, target, ruled = kernels[0], planned.target, schedule in candidates
+        first, target, ruled = max(kernels, key=lambda k: k.work), planned.target, schedule in candidates
         tried, products = candidates.index(schedule) if ruled else 0, planned.names[name].products
         held, wanted = (
             target.resident_programs(first.registers, max(0, first.shared_bytes - uncounted), first.threads)

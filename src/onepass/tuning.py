@@ -284,7 +284,7 @@ def _version(
         return trial
     sources, numbers = emit_kernels(planned, list(scheduled.kernels), name == next(iter(planned.names)))
     own = tuple(sources[numbers[k]] for k in scheduled.kernels)
-    return _Version(changes, schedule or scheduled.kernels[0].schedule, own, trial)
+    return _Version(changes, schedule or scheduled.main.schedule, own, trial)
 
 
 def _key(planned: PlannedGraph, version: _Version, workshop: Workshop) -> _Key:

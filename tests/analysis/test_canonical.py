@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onepass.analysis.canonical import canonical
-from onepass.analysis.cuts import part_of
+from onepass.analysis.cuts import parts_of
 from onepass.ir.program import Buffer
 from onepass.lowering.graph import lower_graph
-from onepass.plugging import functional_graph
+from onepass.plugging.tracing import functional_graph
 
 Function = Callable[..., Tensor]
 X, W = torch.randn(4, 6, 8), torch.randn(8)
@@ -22,8 +22,7 @@ X, W = torch.randn(4, 6, 8), torch.randn(8)
 def text(function: Function, *args: Tensor) -> str | None:
     with torch.no_grad():
         program = lower_graph(functional_graph(function, args))
-    part = part_of(program)
-    assert part is not None
+    (part,) = parts_of(program)
     return canonical(part.store(), {b: f"p{k}" for k, b in enumerate(program.inputs) if isinstance(b, Buffer)})
 
 

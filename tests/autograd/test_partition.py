@@ -5,15 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.checking import backend_callable, compile_direct
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import onepass
+from onepass.autograd import partition
+from onepass.autograd.between import COMPUTE_AGAIN
 from onepass.autograd.merge import merge_equal
+from onepass.backend import record_compilations
 
 STRICT = {"strict": True, "cache": False}
 
@@ -82,6 +87,30 @@ def test_an_input_that_only_changes_its_shape_stays_a_view_of_its_storage() -> N
     torch.testing.assert_close((found, own), (expected, y))
     assert (own.stride(), own.storage_offset()) == (y.stride(), y.storage_offset())
     torch.testing.assert_close(*(torch.autograd.grad(r.sum(), leaf)[0] for r, leaf in ((found, mine), (expected, x))))
+
+
+def test_products_that_cannot_be_computed_again_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch's min-cut fails with values marked to be computed again, it is asked without these marks."""
+    cut, marks = partition.min_cut_rematerialization_partition, list[bool]()
+
+    def fails(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        (product, *_) = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default)
+        marks.append(product.meta.get("recompute") is COMPUTE_AGAIN["recompute"])
+        if marks[-1]:
+            raise RuntimeError("no cut")
+        return cut(joint, *args, **kwargs)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+    monkeypatch.setattr(partition, "min_cut_rematerialization_partition", fails)
+    options = {"cache": False, "strict": False, "target": "triton-interpret"}
+    inputs = [torch.randn(2, 64, 16, dtype=torch.float16, requires_grad=True) for _ in range(3)]
+    with record_compilations() as records:
+        found = torch.autograd.grad(torch.compile(attention, backend="onepass", options=options)(*inputs).sum(), inputs)
+    torch.testing.assert_close(found, torch.autograd.grad(attention(*inputs).sum(), inputs), rtol=1e-2, atol=1e-2)
+    assert marks == [True, False] and not any(r.fallback for r in records)
+    assert any("not computed again: RuntimeError: no cut" in d.reason for r in records for d in r.decisions)
 
 
 def test_equal_values_are_merged() -> None:

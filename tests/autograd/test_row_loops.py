@@ -12,11 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 
 import onepass
+from onepass import building
 from onepass.autograd import row_loops
 from onepass.backend import record_compilations
+from onepass.building import Building
 from onepass.ir.record import CompileRecord
+from onepass.ir.row_loop import RowLoop
 
 STRICT = {"strict": True, "cache": False}
 N, K, V = 101, 12, 389
@@ -248,6 +252,20 @@ def test_without_gradients(reduction: str) -> None:
         found = torch.compile(loss, backend="onepass", options=STRICT)(*given)
     torch.testing.assert_close(found, loss(*given))
     assert loops(records) == 1 and [r.direction for r in records] == ["inference", "rows"]
+
+
+def test_an_inference_graph_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library computes is predicted; a graph that is not what runs is neither built nor stored."""
+    built: list[str] = []
+
+    def build(graph: GraphModule, *args: Any) -> Building:
+        built.append("loop" if any(isinstance(v, RowLoop) for v in vars(graph).values()) else "whole")
+        return Building(graph, *args)
+
+    monkeypatch.setattr(building, "Building", build)
+    with torch.no_grad():
+        torch.compile(plain, backend="onepass", options=STRICT)(*arguments(plain, torch.float32))
+    assert sorted(built) == ["loop", "whole"]  # the graph, and what it does for a chunk
 
 
 class LanguageModel(torch.nn.Module):

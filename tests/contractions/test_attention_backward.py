@@ -230,7 +230,7 @@ LONG = (2, 8, 2048, 64)
     [
         (causal, (LONG, LONG, LONG), 3),
         (capped, (LONG, LONG, LONG), 3),
-        (grouped, (LONG, (2, 2, 2048, 64), (2, 2, 2048, 64)), 5),
+        (grouped, (LONG, (2, 2, 2048, 64), (2, 2, 2048, 64)), 4),  # sums over groups of keys and values share a launch
     ],
 )
 def test_nothing_quadratic_is_stored(

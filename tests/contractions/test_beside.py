@@ -190,7 +190,7 @@ def test_programs_that_stay_take_every_tile_once(processors: int, monkeypatch: p
     tensors = [arguments[0]] + [t for pair in zip(arguments[1:], results, strict=True) for t in pair]
     blocks = [(128, step)] + [(columns, step), (128, columns)] * 3
     matrices = [_Matrix(interpreter, t, b) for t, b in zip(tensors, blocks, strict=True)]
-    interpreter.run(namespace["onepass_dot"], [None] * 7 + matrices, processors, lambda *a: None)
+    interpreter.run(namespace["onepass_dot"], [None] * 7 + matrices, processors, lambda *a: None, lambda *a: None)
     for mine, theirs in zip(results, projections(*arguments), strict=True):
         assert torch.allclose(mine.float(), theirs.float(), rtol=2e-3, atol=2e-3)
 

@@ -210,7 +210,8 @@ def test_chips_without_such_a_unit(target: str) -> None:
 
 @pytest.mark.parametrize("rows", [16, 2176])
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])
-def test_floats_build(target: str, rows: int) -> None:
+def test_floats_build(target: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_library_slow(monkeypatch)
     arguments = (
         torch.zeros(rows, 256).to(torch.float8_e4m3fn),
         torch.zeros(4096, 256).to(torch.float8_e4m3fn),

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass.ir.target import find_target
-from onepass.schedule import products
+from onepass.schedule import product_kernels, products
 from tests.checking import DEVICE
 from tests.contractions.judging import explained, make_library_slow
 
@@ -90,6 +90,12 @@ def _every_sweep_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     make_library_slow(monkeypatch)
 
 
+@pytest.fixture(params=[0, 1 << 20], ids=["before", "inside"])
+def where_it_is_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kernel before the one that sweeps, as if programs always followed others, or inside."""
+    monkeypatch.setattr(products, "ROUNDS", request.param)
+
+
 def compiled(mask: Mask, **settings: object) -> Callable[..., Tensor]:
     options = {"tune": "off", "cache": False, "strict": True}
     options |= {} if DEVICE == "cuda" else {"target": "triton-interpret"}
@@ -98,6 +104,7 @@ def compiled(mask: Mask, **settings: object) -> Callable[..., Tensor]:
     return result
 
 
+@pytest.mark.usefixtures("where_it_is_asked")
 @pytest.mark.parametrize("mask", [by_positions, documents])
 @pytest.mark.parametrize("kind", ["random", "holes"])
 def test_mixed_data(mask: Mask, kind: str) -> None:
@@ -106,6 +113,7 @@ def test_mixed_data(mask: Mask, kind: str) -> None:
 
 
 @pytest.mark.rotating
+@pytest.mark.usefixtures("where_it_is_asked")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", ["ascending", "descending", "equal", "holes", "repeated", "random", "hidden"])
 def test_any_data_gives_the_values_of_eager(mask: Mask, kind: str) -> None:
@@ -123,6 +131,7 @@ def test_narrow_integers(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.usefixtures("where_it_is_asked")
 def test_sizes_known_at_run_time() -> None:
     run = compiled(documents, dynamic=True)
     for rows, keys in ((150, 203), (64, 512), (31, 257)):
@@ -150,7 +159,12 @@ def sweeps_of(mask: Mask, dtype: torch.dtype = torch.int64) -> list[str]:
 def test_which_masks_bound_a_sweep(mask: Mask) -> None:
     for loop in sweeps_of(mask):
         head = loop.splitlines()[0]
-        assert ("end0" in head and "end1" in head) == (mask is not unequal), head
+        assert "end0" in head and "end1" in head, head
+
+
+def test_a_condition_without_a_test_of_columns_bounds_nothing_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    assert not any("end0" in loop for loop in sweeps_of(unequal))
 
 
 @pytest.mark.parametrize("mask", [by_positions, documents, either, neither, padding, after_padding])
@@ -167,12 +181,14 @@ def test_later_rows_start_first_where_larger_data_leaves_them_more() -> None:
     assert turned == [by_positions, windowed, neither, after_padding]
 
 
-def test_masks_that_are_not_known_for_all_rows_are_computed() -> None:
+def test_masks_that_are_not_known_for_all_rows_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
     assert ["tl.load" in loop for loop in sweeps_of(windowed)] == [True]
 
 
-def test_floats_bound_nothing() -> None:
+def test_extremes_of_floats_bound_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN among the rows of a tile would hide the others."""
+    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
     assert not any("end0" in loop for loop in sweeps_of(by_positions, torch.float32))
 
 
@@ -182,7 +198,7 @@ def test_a_processor_holds_two_programs() -> None:
     meta = [torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta") for _ in range(3)]
     places = [torch.empty(4, 4096, dtype=torch.int64, device="meta") for _ in range(2)]
     with torch.no_grad():
-        (kernel,) = onepass.explain(attention(by_positions), *meta, *places, target="sm_90").kernels
+        _, kernel = onepass.explain(attention(by_positions), *meta, *places, target="sm_90").kernels
     target = find_target("sm_90")
     assert target.resident_programs(kernel.registers, kernel.shared_bytes, kernel.threads) == 2
-    assert kernel.source.count("num_stages=3") > kernel.source.count("num_stages=2") > 0
+    assert (kernel.source.count("num_stages=3"), kernel.source.count("num_stages=2")) == (1, 2)

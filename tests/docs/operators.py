@@ -42,7 +42,8 @@ def _section(title: str, names: list[str]) -> str:
 
 def _names() -> Iterable[str]:
     """Operators of tensors that a compiled graph may hold."""
-    for name in dir(torch.ops.aten):
+    registered = (n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
+    for name in {n.partition(".")[0] for n in registered}:
         packet = getattr(torch.ops.aten, name)
         if not isinstance(packet, OpOverloadPacket):
             continue

@@ -24,9 +24,9 @@ OPTIONS_HEAD = """# Options
 
 `torch.compile(f, backend="onepass", options={"precision": "eager"})`; `onepass.jit` and `onepass.explain` too.
 `onepass.jit(f, fuse=False)` takes them by name, too. `mode="max-autotune"` (or `"max-autotune-no-cudagraphs"`) is
-`tune="max"`; other modes are errors. Targets may be given by the chip: `a100`, `h100`, `h200`, `b200`, `mi300x`.
-An unknown name or value is an error that names the nearest one. This page is generated from `ir/options.py`
-(`pytest --update-golden tests/docs`).
+`tune="max"`, `mode="reduce-overhead"` is `graphs="on"`; other modes are errors. Targets may be given by the chip:
+`a100`, `h100`, `h200`, `b200`, `mi300x`. An unknown name or value is an error that names the nearest one. This page is
+generated from `ir/options.py` (`pytest --update-golden tests/docs`).
 
 | option | default | meaning | changes code |
 |---|---|---|---|
@@ -69,6 +69,23 @@ so do later processes, by the cache.
 Programs stay the same and so do results, but for the order in which a sum is added up, and for roundings to 16 bits
 between a product and what follows it, which one kernel does not have. With `tune="off"` plan and order are the same
 on every machine with the same chip.
+
+## CUDA graphs
+
+With `graphs="on"` the first two calls of new sizes run as without; the third is recorded, and later ones launch the
+recording. Nothing else changes for a program: results are new tensors that may be kept, fed back and freed in any
+order; inputs may lie elsewhere in every call; parameters may be changed in place or replaced; random numbers are those
+without graphs. Kernels take the addresses of each call. What matrix products and other calls of the library read and
+make is copied if it moves, except inputs that stay where they are, such as parameters; an input that was seen at three
+addresses (a parameter: nine) is copied. One executable graph is kept for each stream, set of sizes and set of such
+addresses, at most 8 of a program; all of one stream share the memory for what they compute in between, which is kept
+until the process ends.
+
+Programs with random numbers drawn by the library (`eager_random`), results of unknown size, operations of others,
+kernels on the CPU or tensors on several devices run without, and so does a program of one launch, and what is called
+while the user captures a graph or a profiler runs. `explain` says why, and how many bytes are copied and kept. `auto`
+also leaves those alone whose predicted work takes the device longer than launching took the host. Graphs need a driver
+of CUDA 12.3 or newer.
 
 ## Sizes known at run time
 

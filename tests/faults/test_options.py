@@ -67,13 +67,14 @@ def test_modes() -> None:
     """They are options, or refused aloud."""
     assert options_of_mode("default") == options_of_mode(None) == {}
     assert options_of_mode("max-autotune") == {"tune": "max"}
+    assert options_of_mode("reduce-overhead") == {"graphs": "on"}
     for refused in (
-        lambda: torch.compile(lambda x: x + 1, backend="onepass", mode="reduce-overhead")(torch.ones(3)),
-        lambda: onepass.jit(lambda x: x, mode="reduce-overhead"),
+        lambda: torch.compile(lambda x: x + 1, backend="onepass", mode="max-overhead")(torch.ones(3)),
+        lambda: onepass.jit(lambda x: x, mode="max-overhead"),
     ):
         with pytest.raises(Exception) as caught:
             refused()
-        assert "option 'mode' cannot be 'reduce-overhead'" in messages(caught.value)
+        assert "option 'mode' cannot be 'max-overhead'" in messages(caught.value)
 
 
 def test_jit_takes_options_by_name() -> None:

@@ -183,4 +183,5 @@ def test_what_lies_between_convolutions_is_in_their_format() -> None:
     (graph,) = explained.graphs
     one = 2 * 4 * 64 * 16 * 16
     written = sorted(k.bytes_written for k in graph.kernels)
-    assert written == [2 * 64 * 64 * 9, one, one, one] and len(graph.externs) == 2, str(explained)
+    assert written == [one, one, 2 * 64 * 64 * 9 + one], str(explained)  # input and weight share a launch
+    assert len(graph.externs) == 2

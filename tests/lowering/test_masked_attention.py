@@ -114,6 +114,24 @@ def test_a_mask_the_library_refuses_is_copied(monkeypatch: pytest.MonkeyPatch, d
         torch.testing.assert_close(*grads, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype, keys, own", [(torch.bool, 1024, True), (torch.bool, 512, False), (None, 1024, False)])
+def test_a_stored_mask_is_not_the_librarys(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None, keys: int, own: bool
+) -> None:
+    """On a GPU whose library takes every call: it computes scores that a kernel of ours passes over."""
+    monkeypatch.setattr(masked_attention, "library_takes", lambda given: True)
+    monkeypatch.setattr(masked_attention, "on_gpu", lambda tensor: True)
+    with torch.no_grad(), FakeTensorMode(), unbuilt():
+        q, k, v = (torch.empty(2, 4, n, 64, dtype=torch.bfloat16) for n in (keys, keys, keys))
+        mask = torch.empty(keys, keys, dtype=dtype or torch.bfloat16)
+        report = onepass.explain(F.scaled_dot_product_attention, q, k, v, mask, target="sm_90", options={"tune": "off"})
+        columns = torch.empty(2, 1, 1, keys, dtype=torch.bool).expand(2, 1, keys, keys)
+        padded = onepass.explain(
+            F.scaled_dot_product_attention, q, k, v, columns, target="sm_90", options={"tune": "off"}
+        )
+    assert bool(report.externs) != own and padded.externs
+
+
 # --- calls that backward goes through ---
 
 

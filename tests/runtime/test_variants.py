@@ -75,7 +75,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, chip: Chip, cache: Cache | None) -
     """The kernel as the host calls it."""
     monkeypatch.setattr(triton_kernels, "driver", lambda _target: chip)
     (loaded,) = kernels.build_kernels([SOURCE], TritonBuilder(find_target("sm_90")), cache)
-    launch, recover = loaded.function(0)
+    launch, recover = loaded.function(0)[:2]
 
     def call(*words: int) -> None:
         if launch(*words):

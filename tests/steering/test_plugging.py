@@ -401,4 +401,4 @@ def test_a_rewrite_with_calls_is_left_out_and_says_so() -> None:
 def test_a_wrong_rewrite_is_an_error_with_the_sample() -> None:
     with pytest.raises(UnequalReplacement, match=r"at \[0, 0\] it gives .* its reference .*float32\[3, 4\]"):
         onepass.replace(lambda x: x.exp() - 1, lambda x: torch.expm1(x) * 1.01, example=(torch.empty(3, 4),))
-    assert not plugging._plugs
+    assert not plugging.declared.declared()

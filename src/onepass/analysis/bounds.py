@@ -19,7 +19,22 @@ from ..ir.monoids import lowest
 from ..ir.ops import CASTS
 from ..ir.poly import Axis, Poly, Quotient
 from .conditions import fold_logic
-from .formulas import ALWAYS, NEVER, Every, Formula, Positive, Some, chosen, decide, every, formulas, some
+from .formulas import (
+    ALWAYS,
+    NEVER,
+    Data,
+    Every,
+    Formula,
+    Positive,
+    Some,
+    added_number,
+    adds,
+    chosen,
+    decide,
+    every,
+    formulas,
+    some,
+)
 
 MOST_RANGES = 2
 
@@ -207,6 +222,8 @@ def _needs(root: Expr, guarded: bool) -> dict[Expr, _Needs]:
             never.add(e)
         if isinstance(e, Const):
             found[e] = _of_number(e)
+        elif isinstance(e, Load) and e.dtype.is_float and not e.children:
+            found[e] = _Needs(above=adds(e))
         elif e.dtype is DType.BOOL:
             found[e] = _Needs(conditions[e])
         elif isinstance(e, Pointwise) and e.op == "where":
@@ -297,4 +314,15 @@ def assuming(value: Expr, held: Iterable[Formula], finished: Iterable[Expr]) -> 
     said = formulas([value])
     memo: dict[Expr, Expr] = {r: r for r in finished}
     memo |= {e: const(known, DType.BOOL) for e, f in said.items() if (known := decide(f, held)) is not None}
-    return rewrite(value, fold_logic, None, memo)
+    added = [e for f in held if isinstance(f, Data) and (e := added_number(f)) is not None]
+    memo |= {e: const(0, e.dtype) for e in added}  # where it is known to hold, zero is added
+    return rewrite(value, _fold_sum if added else fold_logic, None, memo)
+
+
+def _fold_sum(e: Expr) -> Expr | None:
+    """What is left of a sum with zero, and of logic with what is known."""
+    if isinstance(e, Pointwise) and e.op == "add" and e.dtype.is_float:
+        for a, b in (e.args, e.args[::-1]):
+            if isinstance(a, Const) and a.value == 0:
+                return b
+    return fold_logic(e)

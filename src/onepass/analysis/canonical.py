@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Reduce, postorder, rebind
 from ..ir.ops import CASTS
 from ..ir.plan import Store
-from ..ir.poly import Axis
+from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from .access import estimate, flat_offset
 from .collapse import collapse
@@ -39,9 +39,9 @@ def canonical(store: Store, names: Mapping[Buffer, str]) -> str | None:
     (own,) = nest.stores
     place = flat_offset(own.buffer, own.index)
     steps = {c: place.coefficient(c) for c in nest.classes if c in own.domain}
-    if any(s is None or s.constant is None for s in steps.values()):
+    if any(s is None or s.axes for s in steps.values()):
         return None
-    free = sorted(steps, key=lambda c: -int(steps[c].constant or 0))  # type: ignore[union-attr]
+    free = sorted(steps, key=lambda c: -estimate(steps[c] or Poly.ZERO))
     renamed = {c: Axis(f"f{k}", c.extent) for k, c in enumerate(free)}
     height: dict[Reduce, int] = {}
     for r in reductions([own.value]):
@@ -77,8 +77,7 @@ class _Products:
             case Const():
                 return _number(e)
             case Index() if not e.poly.indirects():
-                constant = e.poly.constant
-                return (float(constant), {}) if constant is not None else (1.0, {f"index({e.poly})": Fraction(1)})
+                return _size(e.poly)
             case Load() if e.buffer in self.names and not any(p.indirects() for p in e.index):
                 return 1.0, {f"{self.names[e.buffer]}[{flat_offset(e.buffer, e.index)}]": Fraction(1)}
             case Part():
@@ -88,7 +87,7 @@ class _Products:
         raise _NoText
 
     def _pointwise(self, e: Pointwise, args: list[Product]) -> Product:
-        if e.op in CASTS and e.dtype.is_float and e.args[0].dtype.is_float:
+        if e.op in CASTS and e.dtype.is_float and (e.args[0].dtype.is_float or isinstance(e.args[0], Index)):
             return args[0]
         if e.op in ("add", "sub"):
             return self._sum([args[0], args[1] if e.op == "add" else _scaled(args[1], -1.0)])
@@ -116,10 +115,9 @@ class _Products:
         assert isinstance(r, Reduce)
         over = ", ".join(f"{a.name}:{a.extent}" for a in r.over)
         if r.monoid == "welford" and part < 2:  # the mean, or the sum of squares around it
-            count = 1.0
+            number, factors = self._summed(self.of(r.inputs[0]), r, over, 1.0)
             for a in r.over:
-                count *= estimate(a.extent)
-            number, factors = self._summed(self.of(r.inputs[0]), r, over, 1 / count)
+                number, factors = _times((number, factors), _power(_size(a.extent), Fraction(-1)))
             mean = number, {_inner(text, r): n for text, n in factors.items()}
             if part == 0:
                 return mean
@@ -159,6 +157,11 @@ class _Products:
         own = {f: n for f, n in factors.items() if any(a.name in f for a in r.over)}
         outside = {f: n for f, n in factors.items() if f not in own}
         return _times((number * scale, outside), _atom(f"sum[{over}]({_text((1.0, own))})"))
+
+
+def _size(poly: Poly) -> Product:
+    """A position or a size: a number where it is known."""
+    return (float(poly.constant), {}) if poly.constant is not None else _atom(f"index({poly})")
 
 
 def _number(e: Const) -> Product:

@@ -1,13 +1,13 @@
 """Parts of a program that one value ends: the value, what it is made of inside, and what it reads from outside.
 
-A part is convex, and nothing of it but its end is read elsewhere. `Parts` grows them upwards from their ends, as
-long as they hold no operation that is not wanted.
+A part is convex, and nothing of it but its end is read elsewhere (`shared`: more may be, which the caller looks after).
+`Parts` grows them upwards from their ends, as long as they hold no operation that is not wanted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,14 +47,14 @@ def definitions(program: Program) -> dict[Buffer, Define]:
     return {d.buffer: d for d in found if isinstance(d, Define)}
 
 
-def part_of(program: Program) -> ProgramPart | None:
-    """All of a program that has one result, or None."""
-    defines = definitions(program)
+def parts_of(program: Program) -> list[ProgramPart]:
+    """Each result of a program as a part that reads inputs alone; none where calls make something."""
+    parts = Parts(program)
     ends = [*buffers_in(program.outputs)]
-    whole = len(ends) == len(program.outputs) == 1 and ends[0] in defines
-    if not whole or len(defines) != len(program.statements):
-        return None
-    return _part(defines.values())
+    if len(ends) != len(program.outputs) or len(parts.defines) != len(program.statements):
+        return []
+    found = [parts.above(end, program.inputs) for end in ends]
+    return [part for part in found if part is not None] if None not in found else []
 
 
 def _part(defines: Iterable[Define]) -> ProgramPart:
@@ -87,7 +87,26 @@ class Parts:
         self.defines, self._readers = definitions(program), _readers(program)
         self._position = {b: k for k, b in enumerate(self.defines)}
 
-    def ending(self, end: Define, wanted: Counter[str], most: int) -> Iterator[ProgramPart]:
+    def above(self, end: Buffer, inputs: Collection[object]) -> ProgramPart | None:
+        """What makes a buffer of some others, as a part; None where it is made of more."""
+        inside: set[Define] = set()
+        waiting = [end]
+        while waiting:
+            if (b := waiting.pop()) not in self.defines:
+                return None
+            if (define := self.defines[b]) not in inside:
+                inside.add(define)
+                waiting += [r for r in loaded(define.value) if r not in inputs]
+        return _part(self._in_order(inside))
+
+    def _in_order(self, inside: Iterable[Define]) -> list[Define]:
+        return sorted(inside, key=lambda d: self._position[d.buffer])
+
+    def read_outside(self, made: Collection[Buffer]) -> set[Buffer]:
+        """The buffers of these that are read by more than the others."""
+        return {b for b in made if not self._readers.get(b, set()) <= {*made}}
+
+    def ending(self, end: Define, wanted: Counter[str], most: int, shared: bool = False) -> Iterator[ProgramPart]:
         """The parts with this end that do the wanted work with at most so many definitions, the smallest first."""
         start = frozenset((end,))
         waiting, seen = [start], {start}
@@ -97,12 +116,12 @@ class Parts:
             other = any(n > REPEATED * wanted[op] for op, n in done.items())
             if other or len(inside) > most or any(d.orders != NO_ORDERS for d in inside):
                 continue
-            part = _part(sorted(inside, key=lambda d: self._position[d.buffer]))
+            part = _part(self._in_order(inside))
             made = {d.buffer for d in inside}
             if done.keys() == wanted.keys():
                 yield part
             for b in part.inputs:
-                inner = b in self.defines and self._readers.get(b, {None}) <= made
+                inner = b in self.defines and (shared or self._readers.get(b, {None}) <= made)
                 if inner and (grown := inside | {self.defines[b]}) not in seen:
                     seen.add(grown)
                     waiting.append(grown)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..ir.dtypes import DType
-from ..ir.expr import Const, Expr, Pointwise, postorder
+from ..ir.expr import Const, Expr, Load, Pointwise, const, pointwise, postorder
 from ..ir.ops import CASTS
 from ..ir.poly import Poly, nonnegative
 from .conditions import position
@@ -114,6 +114,19 @@ def opposite(formula: Formula) -> Formula:
         case Some(parts):
             return every(map(opposite, parts))
     return UNKNOWN
+
+
+def adds(number: Expr) -> Data:
+    """That a number which is added leaves a sum above -inf."""
+    return Data(pointwise("ne", number, const(-math.inf, number.dtype)))
+
+
+def added_number(formula: Data) -> Expr | None:
+    """The number of `adds`."""
+    c = formula.condition
+    number = c.args[0] if isinstance(c, Pointwise) and c.op == "ne" else None
+    is_number = isinstance(number, Load) and number.dtype.is_float
+    return number if number is not None and is_number and adds(number) == formula else None
 
 
 def decide(formula: Formula, held: Iterable[Formula] = ()) -> bool | None:

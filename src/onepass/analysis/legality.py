@@ -22,7 +22,7 @@ from .collapse import collapse, flatten, join
 from .halves import in_parts
 from .inline import reductions, scans
 from .nest import Nest, Refusal, direct_reductions
-from .scans import cannot_chunk, cannot_scan
+from .scans import cannot_chunk, cannot_scan, state_classes
 from .unify import unify
 
 SERIAL_ELEMENTS = 1 << 15  # below this, one program is as good as many
@@ -243,7 +243,7 @@ def _crossing(nest: Nest) -> str | None:
 def _both_ways(nest: Nest, target: Target) -> str | None:
     """Rows and columns reduced in one program: fine where it holds them all, else it sweeps one within the other."""
     inner = [c for c in nest.classes if c not in nest.outer]
-    if tile_elements(inner) <= target.held_elements // 8:
+    if tile_elements(inner) <= target.held_elements // 8 or state_classes(nest):
         return None
     swept = {r: frozenset(nest.bound[a] for a in r.over) for r in nest.reductions}
     for one, other in itertools.combinations(swept, 2):

@@ -20,7 +20,7 @@ from ..ir.ops import CASTS, OPS
 from ..ir.poly import Atom, Axis, Poly, Quotient, Remainder, Symbol
 from ..ir.program import Buffer
 from ..ir.target import Target
-from ..ir.time import Time
+from ..ir.time import LIMITS, Time
 from .access import RANDOM_COST, SCAN_STEPS, assumed_size, estimate, storage_bytes
 from .contraction import LEAST_TILE
 
@@ -153,7 +153,7 @@ class _Program:
             low = max([0, *(self._value(p, at) for p in s.after if not self._is_data(p))])
             high = min([most, *(self._value(p, at) for p in s.before if not self._is_data(p))])
             total += max(0, high - low)
-        return total / SAMPLES
+        return total / SAMPLES * s.part
 
     def _compute(self, s: ir.Statement, times: float) -> float:
         match s:
@@ -409,7 +409,10 @@ def price(kernel: ir.Kernel, target: Target) -> Time:
 
 
 def price_together(kernels: Sequence[ir.Kernel], target: Target) -> Time:
-    """The predicted time of kernels without products that share a launch: its programs have the chip together."""
+    """The predicted time of kernels without products that share a launch: its programs have the chip together.
+
+    Programs start in order, so kernels that fill the chip alone follow each other.
+    """
     if len(kernels) == 1:
         return price(kernels[0], target)
     walked: dict[ir.Kernel, tuple[_Program, float]] = {}
@@ -424,8 +427,12 @@ def price_together(kernels: Sequence[ir.Kernel], target: Target) -> Time:
     wide = [replace(k, warps=warps) for k in kernels]
     times = [_time(k, p, waits, target, (count, resident)) for k, (p, waits) in zip(wide, each, strict=True)]
     longest = max(waits for _, waits in each)  # nothing ends before its own steps are done
-    whole = _side_by_side(times)
-    return replace(whole, serial_us=max(whole.serial_us, longest), resident=resident)
+    filling = [t for t in times if t.programs >= target.processors * resident]
+    whole = _side_by_side([t for t in times if t not in filling] or [Time(launch_us=target.launch_us)])
+    limits = {name: getattr(whole, name) for name in LIMITS} | {"serial_us": max(whole.serial_us, longest)}
+    most = max(limits, key=limits.__getitem__)
+    limits[most] += sum(t.total_us - t.launch_us for t in filling)
+    return replace(whole, **limits, programs=count, resident=resident, rates=target.rates)
 
 
 def _time(kernel: ir.Kernel, p: _Program, waits: float, target: Target, company: tuple[int, int] | None = None) -> Time:
@@ -502,8 +509,7 @@ def _stretches(t: _Traffic, buffer: Buffer) -> Iterable[tuple[float, float]]:
 
 def _side_by_side(times: list[Time]) -> Time:
     """Kernels that share a launch: each takes its turn on the same processors."""
-    limits = ("memory_us", "scalar_us", "matrix_us", "cache_us", "serial_us", "start_us", "programs")
-    summed = {name: sum(getattr(t, name) for t in times) for name in limits}
+    summed = {name: sum(getattr(t, name) for t in times) for name in (*LIMITS, "programs")}
     resident = min(t.resident for t in times)
     return Time(**summed, launch_us=times[0].launch_us, resident=resident, rates=times[0].rates)
 

@@ -1,7 +1,8 @@
 """Scans in a nest: which class one runs along, and whether a program may sweep it in order.
 
 A scan is a value of a sweep with a state that goes from position to position. So one program has all positions of its
-class, in order; everything that is read of it is read at the position that the sweep is at.
+class, in order; everything that is read of it is read at the position that the sweep is at. A scan may have a state for
+each position of other classes inside the program: they are all open, or swept once, at each position of its class.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Iterable
 from ..ir.expr import Expr, Scan, postorder, rewrite, substitute_axes
 from ..ir.poly import Axis
 from ..ir.states import JOINED
-from .inline import scans
+from .access import tile_elements
+from .inline import reductions, scans
 from .nest import Nest, direct_reductions
+
+MOST_STATES = 256  # of a scan for each position of its class, in one program
 
 
 def upright(value: Expr) -> Expr:
@@ -31,24 +35,52 @@ def upright(value: Expr) -> Expr:
     return rewrite(value, turn) if scans([value]) else value
 
 
+def state_classes(nest: Nest) -> frozenset[Axis]:
+    """The classes inside a program that its scans have a state for each position of."""
+    found = nest.scans
+    along = {s.over for s in found}
+    return frozenset(c for s in found for a in s.axes if (c := nest.bound.get(a, a)) not in along) - {*nest.outer}
+
+
 def cannot_scan(nest: Nest) -> str | None:
     """Why a nest has no program that sweeps the class of its scans in order; None where it has, or has no scan."""
-    found, outer = nest.scans, frozenset(nest.outer)
+    found, outer, states = nest.scans, frozenset(nest.outer), state_classes(nest)
     for s in found:
         at = s.at.axis
         if at is None or nest.bound.get(at, at) is not s.over:
             return "a scan is read at other positions than its own"
-        if {nest.bound.get(a, a) for a in s.axes} - {s.over} - outer:
-            return "a scan is needed for each position of a sweep"
         if any(s.over in nest.free(r) for r in direct_reductions(s.inputs)):
             return "a scan is made of reductions of each of its positions"
     if len({(s.over, s.reverse) for s in found}) > 1:
         return "scans along two axes, or both ways along one"
-    reading = [s.domain for s in nest.stores if _direct([s.value])]
-    reading += [nest.domain_of(r) for r in nest.reductions if _direct(r.inputs)]
-    if any(domain - outer != {found[0].over} for domain in reading):
+    reading = [(s.domain, [s.value]) for s in nest.stores if _direct([s.value])]
+    reading += [(nest.domain_of(r), list(r.inputs)) for r in nest.reductions if _direct(r.inputs)]
+    if any(domain - outer - states != {found[0].over} for domain, _ in reading):
         return "a scan is read inside a sweep over another axis"
+    return _cannot_hold(nest, states, reading) if states else None
+
+
+def _cannot_hold(nest: Nest, states: frozenset[Axis], reading: list[tuple[frozenset[Axis], list[Expr]]]) -> str | None:
+    """Why a program cannot advance a state for each position of some classes once for each position of the scans."""
+    outer, over = frozenset(nest.outer), nest.scans[0].over
+    if tile_elements(states) > MOST_STATES or any(a.extent.constant is None for a in states):
+        return "a scan has too many states for one program"
+    if {*nest.classes} - outer - states - {over}:
+        return "a scan of several states is needed beside a sweep over another axis"
+    if any({nest.bound.get(a, a) for a in s.axes} - outer - {over} not in (frozenset(), states) for s in nest.scans):
+        return "scans with states of different axes"
+    if any(nest.sweeps(r, over) and any(nest.sweeps(r, a) for a in states) for r in nest.reductions):
+        return "a scan of several states is reduced with them"
+    at_each = {r for r in nest.reductions if over in nest.free(r)}
+    for domain, values in reading:
+        with_states = any(states & _classes(nest, s) for v in values for s in _directly([v]))
+        if with_states and (domain - outer - {over} != states or not at_each.isdisjoint(reductions(values))):
+            return "the states of a scan are needed again after they were reduced"
     return None
+
+
+def _classes(nest: Nest, scan: Scan) -> frozenset[Axis]:
+    return frozenset(nest.bound.get(a, a) for a in scan.axes)
 
 
 def cannot_chunk(nest: Nest, axis: Axis) -> str | None:
@@ -63,4 +95,8 @@ def cannot_chunk(nest: Nest, axis: Axis) -> str | None:
 
 def _direct(values: Iterable[Expr]) -> bool:
     """Whether values need a scan themselves, not a reduction of one."""
-    return any(isinstance(e, Scan) for e in postorder(list(values), into_reductions=False))
+    return bool(_directly(values))
+
+
+def _directly(values: Iterable[Expr]) -> list[Scan]:
+    return [e for e in postorder(list(values), into_reductions=False) if isinstance(e, Scan)]

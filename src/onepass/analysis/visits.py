@@ -5,7 +5,8 @@
 
 A condition between a row and a column holds for no row of the tile where it does not hold for the rows' largest (or
 smallest) value: columns before the first and after the last that pass this test are not visited, whatever the data.
-With the other extremes it holds for every row: there the condition is not computed.
+With the other extremes it holds for every row: there the condition is not computed. A condition without such a test,
+of a stored mask for example, is computed once for every row and column (`spelled`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 
-from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Reduce, pointwise, postorder, substitute_axes
-from ..ir.poly import Axis
-from .formulas import Data, Every, Formula, Positive, Some
+from ..ir.dtypes import DType
+from ..ir.expr import Const, Expr, Index, Load, Part, Pointwise, Reduce, const, pointwise, postorder, substitute_axes
+from ..ir.poly import Axis, Poly, in_range
+from ..ir.states import identities
+from .access import flat_offset
+from .formulas import Data, Every, Formula, Positive, Some, added_number
 
 _OPPOSITE = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge", "eq": "ne", "ne": "eq"}
 _TURNED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt", "eq": "eq", "ne": "ne"}
@@ -27,13 +31,14 @@ MOST_WORK = 16  # operations of a test
 class RowTile:
     """A tile of rows, and the columns that it sweeps.
 
-    The largest and smallest values of the rows are reductions over the axis `over`, which stands for `rows`.
+    The largest and smallest values of the rows are reductions over the axis `over`: position 0 is row `start`.
     `all_rows`: a test that a column must pass for an inequality of positions to hold for every row, or None.
     """
 
     rows: Axis
     swept: Axis
     over: Axis
+    start: Poly = Poly.ZERO
     all_rows: Callable[[Positive], Expr | None] = lambda _: None
 
     def some_row(self, formula: Formula) -> Expr | None:
@@ -67,7 +72,7 @@ class RowTile:
         if not _is_cheap(condition):
             return None
         if rows not in condition.axes:
-            return condition if holds else pointwise("bitnot", condition)
+            return _said(condition, holds, every)
         if (compared := _compared(condition, holds, rows)) is None:
             return None
         op, left, right = compared
@@ -81,18 +86,76 @@ class RowTile:
         return _joined("bitand", known)
 
     def _extreme(self, monoid: str, value: Expr) -> Expr:
-        return Part(Reduce(monoid, (substitute_axes(value, {self.rows: self.over.poly()}),), (self.over,)), 0)
+        return Part(Reduce(monoid, (self.of_rows(value, *identities(monoid, (value.dtype,))),), (self.over,)), 0)
+
+    def of_rows(self, value: Expr, beyond: Expr) -> Expr:
+        """A value of the rows along `over`, and what stands for rows beyond the last one."""
+        at = self.start + self.over
+        found = substitute_axes(value, {self.rows: at})
+        inside = pointwise("lt", Index(at), Index(self.rows.extent))
+        return found if in_range(at, self.rows.extent) else pointwise("where", inside, found, beyond)
 
 
-def usually_grows(formula: Formula, rows: Axis) -> bool:
-    """Whether a row counts more columns the larger its data is: later rows, as a rule, since most positions rise."""
+def spelled(formula: Formula, every: bool) -> Expr:
+    """A condition on a row and a column under which a formula holds (`every`), or that holds wherever it does."""
+    match formula:
+        case Positive(difference):
+            return pointwise("gt", Index(difference), Index(Poly.ZERO))
+        case Data(condition, holds) if _is_cheap(condition):
+            return _said(condition, holds, every)
+        case Every(parts):
+            return _joined("bitand", [spelled(p, every) for p in parts]) or const(True, DType.BOOL)
+        case Some(parts):
+            return _joined("bitor", [spelled(p, every) for p in parts]) or const(False, DType.BOOL)
+    return const(not every, DType.BOOL)
+
+
+def _said(condition: Expr, holds: bool, every: bool) -> Expr:
+    """The condition of a leaf; that a number is added counts as true for every row only where the number is zero."""
+    if every and (number := added_number(Data(condition, holds))) is not None:
+        return pointwise("eq", number, const(0, number.dtype))
+    return condition if holds else pointwise("bitnot", condition)
+
+
+def usually_grows(formula: Formula, rows: Axis, swept: Axis) -> bool:
+    """Whether a row counts more columns the larger its data is: later rows, as a rule, since most positions rise.
+
+    Of a stored mask a row of memory is a query, and later queries see more.
+    """
     match formula:
         case Data(condition, holds):
             compared = _compared(condition, holds, rows)
-            return compared is not None and compared[0] in ("ge", "gt") and rows not in compared[2].axes
+            rises = compared is not None and compared[0] in ("ge", "gt") and rows not in compared[2].axes
+            return rises or any(_step(e, rows) > _step(e, swept) > 0 for e in postorder([condition]))
         case Every(parts) | Some(parts):
-            return any(usually_grows(p, rows) for p in parts)
+            return any(usually_grows(p, rows, swept) for p in parts)
     return False
+
+
+def _step(e: Expr, axis: Axis) -> int:
+    """How far apart two neighbours along an axis are loaded; 0 where that is not known."""
+    step = flat_offset(e.buffer, e.index).coefficient(axis) if isinstance(e, Load) else None
+    return step.constant or 0 if step is not None else 0
+
+
+def expected(formula: Formula, rows: Axis, swept: Axis) -> float:
+    """The part of the columns that a formula is expected to leave, in the mean over the rows.
+
+    Of an order between data of rows and data of columns one half: positions, as a rule. Of a stored mask of booleans
+    the same: one that hides little is seldom stored for every row and column. Else nothing is known.
+    """
+    match formula:
+        case Data(Load() as mask, _):
+            return 0.5 if {rows, swept} <= mask.axes else 1.0
+        case Data(condition, holds):
+            compared = _compared(condition, holds, rows)
+            ordered = compared is not None and compared[0] in ("ge", "gt", "le", "lt")
+            return 0.5 if ordered and compared is not None and swept in compared[2].axes else 1.0
+        case Every(parts):
+            return min((expected(p, rows, swept) for p in parts), default=1.0)
+        case Some(parts):
+            return max((expected(p, rows, swept) for p in parts), default=1.0)
+    return 1.0
 
 
 def _compared(condition: Expr, holds: bool, rows: Axis) -> tuple[str, Expr, Expr] | None:

@@ -8,6 +8,7 @@ from their saved seed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +65,32 @@ def partition(
         for node in loop_results(joint.graph):
             node.meta |= SAVE
     decisions = follow_hints(joint)
-    decisions += _recomputed(joint, target, strict) if target is not None else []
+    cut = functools.partial(_cut, joint, inputs, None if divided else saving, strict, divided, **kwargs)
+    if target is None or not any(between.backward for between in products_between(joint)):
+        return cut(decisions=decisions)
+    before = Graph()
+    before.output(before.graph_copy(joint.graph, {})).meta = dict(joint.graph.output_node().meta)
+    again = _recomputed(joint, target, strict, before)
+    try:
+        return cut(decisions=[*decisions, *again])
+    except Exception as error:
+        if strict or not any(d.accepted for d in again):
+            raise
+        joint.graph = before
+        reason = f"not computed again: {type(error).__name__}: {error}"
+        return cut(decisions=[*decisions, Decision("graph", "backward", "recompute", False, reason)])
+
+
+def _cut(
+    joint: GraphModule,
+    inputs: Any,
+    saving: Saving | None,
+    strict: bool,
+    divided: bool,
+    decisions: list[Decision],
+    **kwargs: Any,
+) -> tuple[GraphModule, GraphModule]:
+    """Forward and backward, when the marks are made."""
     exact = compares_floats(joint.graph)
     for value, comparison in compared_with_extremes(joint.graph):
         value.meta |= SAVE
@@ -73,7 +99,7 @@ def partition(
     kwargs["static_lifetime_input_indices"] = list(range(len(primals)))
     outputs = kwargs["num_fwd_outputs"]
     why: dict[str, str] = {}
-    if saving is not None and not divided:
+    if saving is not None:
         joint.graph.eliminate_dead_code()
         why, chosen = _chosen(saving, joint, outputs, strict)
         decisions += chosen
@@ -105,12 +131,8 @@ def _chosen(saving: Saving, joint: GraphModule, outputs: int, strict: bool) -> t
         return {}, [Decision("graph", "backward", "memory", False, f"{type(error).__name__}: {error}")]
 
 
-def _recomputed(joint: GraphModule, target: Target, strict: bool) -> list[Decision]:
-    """The decisions on products that backward computes again; where that fails the graph is as it was."""
-    if not any(between.backward for between in products_between(joint)):
-        return []
-    before = Graph()
-    before.output(before.graph_copy(joint.graph, {})).meta = dict(joint.graph.output_node().meta)
+def _recomputed(joint: GraphModule, target: Target, strict: bool, before: Graph) -> list[Decision]:
+    """The decisions on products that backward computes again; where that fails the graph is as it was before."""
     try:
         return recompute_between_products(joint, target)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The command line: `onepass explain | profile | repro | demo | bench | cache | doctor`.
+"""The command line: `onepass explain | profile | repro | export | demo | bench | cache | doctor`.
 
 Results on stdout, the rest on stderr. Nothing here imports torch before a command needs it.
 """
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_profile(commands)
     _add_repro(commands)
+    _add_export(commands)
     demo = commands.add_parser("demo", help="compile several real workloads, check them, time them beside eager")
     demo.set_defaults(command=_demo)
     beside = "speed beside eager, Inductor and XLA"
@@ -133,6 +134,15 @@ def _add_repro(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     repro.set_defaults(command=_repro)
 
 
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "Compile a function, forward alone, into a file that onepass.load runs without a compiler."
+    export = _add_program(commands, "export", "write a compiled function as a file to deploy", what)
+    export.add_argument("-o", "--out", type=Path, required=True, metavar="OUT.onepass", help="the file to write")
+    export.add_argument("--no-weights", action="store_true", help="leave parameters and buffers out of the file")
+    export.add_argument("--march", default="native", help='a CPU as the C compiler names it, such as "x86-64-v3"')
+    export.set_defaults(command=_export)
+
+
 def _add_outputs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON instead of text")
     command.add_argument("--html", type=Path, metavar="OUT.html", help="also write one self-contained page")
@@ -143,11 +153,11 @@ def _loaded(arguments: argparse.Namespace, doing: str) -> Iterator[LoadedProgram
     """The program of the command line, ready to be called."""
     import torch
 
-    from .. import load
+    from .. import load_all
     from ..progress import Progress
     from .program import in_evaluation, load_program, random_inputs
 
-    load()  # the file may use the package
+    load_all()  # the file may use the package
     with Progress(sys.stderr, 2) as progress:
         progress.step(f"loading {arguments.program}")
         given = random_inputs(arguments.input, arguments.train) if arguments.input else None
@@ -197,6 +207,18 @@ def _repro(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    from ..exporting import export
+
+    with _loaded(arguments, "compiling") as program:
+        export(
+            program.function, *program.args, path=arguments.out, target=arguments.target,
+            weights=not arguments.no_weights, march=arguments.march, **program.kwargs,
+        )  # fmt: skip
+    print(f"wrote {arguments.out}", file=sys.stderr)
+    return 0
+
+
 def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
     """Write a file that was asked for."""
     if path is None:
@@ -210,10 +232,10 @@ def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from .. import load
+    from .. import load_all
     from ..demo import run_demo
 
-    load()
+    load_all()
     return run_demo()
 
 
@@ -247,8 +269,8 @@ def _cache(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from .. import load
+    from .. import load_all
     from .doctor import run_doctor
 
-    load()
+    load_all()
     return run_doctor()

@@ -170,6 +170,8 @@ def c_accumulate(
         return f"op_welford{function}_{_float_suffix(dtypes[0])}({_pointers(acc)}, {inputs[0]}{given});"
     if monoid == "logsumexp":
         return f"op_logsumexp_{suffix(dtypes[0])}({_pointers(acc)}, {inputs[0]});"
+    if monoid == "linear_step":
+        return f"{acc[0]} = {inputs[0]} * {acc[0]} + {inputs[1]};"
     if monoid == "linear":
         return f"{acc[1]} = {inputs[0]} * {acc[1]} + {inputs[1]}; {acc[0]} = {acc[0]} * {inputs[0]};"
     if monoid in ("any", "all"):

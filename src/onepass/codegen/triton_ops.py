@@ -131,6 +131,8 @@ def triton_join(monoid: str, state: Sequence[str], value: Sequence[str], dtype: 
             return f"tl.where({value[0]} {'>' if monoid == 'max' else '<'} {state[0]}, {value[0]}, {state[0]})"
         case "any" | "all":
             return f"{state[0]} {'|' if monoid == 'any' else '&'} {value[0]}"
+        case "linear_step":
+            return f"{value[0]} * {state[0]} + {value[1]}"
     name = monoid.removesuffix("_merge")
     return f"op_join_{name}({', '.join((*state, *value))})"
 

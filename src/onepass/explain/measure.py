@@ -14,7 +14,7 @@ from ..analysis.nest import opened
 from ..analysis.price import price, price_together
 from ..analysis.unify import unify
 from ..ir.expr import Expr
-from ..ir.kernel import Kernel, ScheduledGroup
+from ..ir.kernel import Kernel, Loop, ScheduledGroup, walk
 from ..ir.orders import KEEP
 from ..ir.plan import FusionPlan, Group
 from ..ir.poly import Symbol
@@ -102,9 +102,15 @@ def _kernel_record(kernel: Kernel, parts: Sequence[Kernel], numbers: _Numbers, s
         several = {"parts": str(len(same)), "kind": str(number)} if len(same) > 1 else {}
         operations += [{"node": o.node, "op": o.op, "line": o.line} | several for o in same[0].origins]
     read, written, predicted_us, work = numbers
-    return KernelRecord(
-        kernel.name, operations, read, written, str(kernel.schedule), source.text, predicted_us, work=work
-    )
+    schedule = f"{kernel.schedule}{_data_text(kernel)}"
+    return KernelRecord(kernel.name, operations, read, written, schedule, source.text, predicted_us, work=work)
+
+
+def _data_text(kernel: Kernel) -> str:
+    """What is expected of sweeps between ends that data says."""
+    loops, sizes = [s for s in walk(kernel.body) if isinstance(s, Loop)], {*kernel.symbols}
+    parts = [s.part for s in loops if {x for p in (*s.after, *s.before) for x in p.symbols()} - sizes]
+    return f"; data bounds its sweep, priced as if {min(parts):.0%} of the steps were left" if parts else ""
 
 
 def _numbers(group: Group, kernel: Kernel, result: ScheduledGroup, target: Target) -> _Numbers:
@@ -112,7 +118,7 @@ def _numbers(group: Group, kernel: Kernel, result: ScheduledGroup, target: Targe
     alone = len(result.kernels) == 1
     read = bytes_read([s.value for s in group.stores]) if alone else sum(map(storage_bytes, kernel.reads))
     written = sum(map(storage_bytes, kernel.writes))
-    work = operation_cost(opened(unify(list(group.stores), group.products))) if kernel is result.kernels[0] else 0.0
+    work = operation_cost(opened(unify(list(group.stores), group.products))) if kernel is result.main else 0.0
     predicted = price(kernel, target).total_us if target.warp else predict_us(read + written, work, 1, target)
     return read, written, predicted, work
 

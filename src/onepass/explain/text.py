@@ -142,6 +142,8 @@ def _graph(graph: CompileRecord, number: int, total: int) -> Iterator[str]:
     yield f"graph {number} of {total}: {direction}, target {graph.target}, cache {graph.cache}{compiled}"
     if graph.fallback:
         yield f"  runs as eager: {one_line(graph.fallback)}"
+    if graph.graph:
+        yield f"  CUDA graph: {one_line(graph.graph)}"
     known = targets().get(graph.target)
     if known is not None and known.rates in (UNMEASURED, CPU) and graph.kernels:
         yield f"  predicted times: {known.rates.source}"

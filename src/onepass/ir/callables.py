@@ -29,6 +29,9 @@ _ALLOWED: tuple[tuple[Any, str], ...] = (
 )
 
 
+PLUGGED = "onepass_plugged"  # the namespace of operators that run what users plug in
+
+
 def graph_constant(value: torch.Tensor) -> torch.Tensor:
     """The operation of an extern that only names a tensor that is part of the graph."""
     return value

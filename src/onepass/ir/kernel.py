@@ -322,6 +322,7 @@ class Loop:
     after: tuple[Poly, ...] = ()  # of a sweep in a tile program
     before: tuple[Poly, ...] = ()
     seldom: bool = False  # of a sweep: data says how many steps it has, and few are expected
+    part: float = 1.0  # of the steps between its ends: what data is expected to leave
     stages: int = 0  # of a sweep: loads in flight ahead of it
     ordered: bool = False  # of a tile or strip: its lanes enter one state, so they take turns
     origins: tuple[FirstElement, ...] = ()  # of a strip: taken before it runs, where no strip before it had elements
@@ -514,13 +515,19 @@ class ScheduledGroup:
 
     kernels: tuple[Kernel, ...]
     workspace: tuple[Buffer, ...] = ()
+    before: int = 0  # kernels that come before the one which runs by the group's schedule
+
+    @property
+    def main(self) -> Kernel:
+        """The kernel that runs by the group's schedule."""
+        return self.kernels[self.before]
 
     def over(self, own: Mapping[Buffer, Buffer], name: str, origins: tuple[Origin, ...]) -> ScheduledGroup:
         """The same kernels over other buffers of the same layouts, with a workspace of their own."""
         fresh = {b: replace(b, name=f"{name}{b.name}") for b in self.workspace}
         buffers = {**own, **fresh}
         kernels = tuple(k.over(buffers, f"{name}{k.name}", origins) for k in self.kernels)
-        return ScheduledGroup(kernels, tuple(fresh.values()))
+        return ScheduledGroup(kernels, tuple(fresh.values()), self.before)
 
 
 def walk(body: tuple[Statement, ...]) -> list[Statement]:

@@ -3,7 +3,8 @@
 `welford` takes (value,) and keeps (mean, m2, count); its sum of squares is merged by Chan's rule,
 never E[x^2] - E[x]^2. `argmax`/`argmin` take (value, index) and keep eager's order: NaN first, then
 the extreme, ties to the lower index. Two are of scans alone: `logsumexp` takes (value,) and keeps (maximum, sum of
-exp(value - maximum)); `linear` composes maps h -> a * h + b, the first applied first.
+exp(value - maximum)); `linear` composes maps h -> a * h + b, the first applied first, and `linear_step` keeps what they
+make of zero, which can be joined with nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MONOIDS: dict[str, Monoid] = {
         Monoid("welford", 1, 3, 6.0),
         Monoid("logsumexp", 1, 2, 16.0),
         Monoid("linear", 2, 2, 2.0),
+        Monoid("linear_step", 2, 1, 2.0),
         Monoid("welford_merge", 3, 3, 8.0),  # elements are states already: finishing a split
     )
 }
@@ -49,10 +51,21 @@ def part_dtypes(monoid: str, inputs: tuple[DType, ...]) -> tuple[DType, ...]:
             return (inputs[0], inputs[0])
         case "any" | "all":
             return (DType.BOOL,)
+        case "linear_step":
+            return inputs[1:]
     return inputs
 
 
-_IDENTITIES = {"sum": 0, "prod": 1, "linear": 1, "any": False, "all": True, "welford": 0, "welford_merge": 0}
+_IDENTITIES = {
+    "sum": 0,
+    "prod": 1,
+    "linear": 1,
+    "any": False,
+    "all": True,
+    "welford": 0,
+    "welford_merge": 0,
+    "linear_step": 0,
+}
 
 
 def identity(monoid: str, dtype: DType) -> float | int | bool:

@@ -47,6 +47,13 @@ class Options:
         " again is) to 1",
         True,
     )
+    graphs: str = _option(
+        "off",
+        "NVIDIA GPUs: record a program's launches as one CUDA graph: on; auto: where its predicted time is below the"
+        " time that launching takes; off",
+        False,
+        ("off", "auto", "on"),
+    )
     eager_random: bool = _option(
         False, "True: dropout and random tensors are eager's, bit by bit; drawn by its calls, not in kernels", True,
         (True, False),
@@ -112,6 +119,7 @@ def is_among(lines: re.Match[str], path: str, number: int) -> bool:
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
+    "reduce-overhead": {"graphs": "on"},
     "max-autotune": {"tune": "max"},
     "max-autotune-no-cudagraphs": {"tune": "max"},
 }

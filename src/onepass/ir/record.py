@@ -58,7 +58,7 @@ class KernelRecord:
     @property
     def group(self) -> str:
         """The name of the group that the kernel belongs to."""
-        return re.sub(r"_(partial|finish\d*)$", "", self.name)
+        return re.sub(r"_(partial|finish\d*|visits\d+_\d+)$", "", self.name)
 
     def note(self, built: Any) -> None:
         """Keep what the chip's own compiler said of the kernel, if it did."""
@@ -161,6 +161,7 @@ class CompileRecord:
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cache: str = "miss"  # "hit" | "miss" | "off" | "not kept": close calls could not be measured now
     fallback: str = ""  # why the whole graph runs as eager, if it does
+    graph: str = ""  # how it runs as a CUDA graph, or why it does not; empty where nobody asked
     key: str = ""
     repeats: int = 1
     facts: GraphFacts = field(default_factory=GraphFacts)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from .rates import UNMEASURED, Rates
 
+LIMITS = ("memory_us", "scalar_us", "matrix_us", "cache_us", "serial_us", "start_us")
+
 
 @dataclass(frozen=True, slots=True)
 class Time:

@@ -18,6 +18,7 @@ from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer
 from .context import Context
 from .reasons import why_library
+from .recurrences import is_state
 from .registry import Rule, Unsupported, lowers
 from .values import Ref, axis
 
@@ -54,7 +55,13 @@ def _terms(left: Ref, right: Ref, inside: Poly) -> tuple[Expr, Expr]:
 
 @lowers("mm bmm")
 def outer_product(ctx: Context, left: Ref, right: Ref) -> Expr:
-    """A product of one column and one row has no sum: it is point-wise work. All others are the planner's."""
+    """A product of one column and one row has no sum: it is point-wise work. One of a vector and the states of a
+    recurrence is a sum for each step, where the states are. All others are the planner's.
+    """
+    if Poly.ONE in (left.shape[-2], right.shape[-1]) and any(is_state(ctx, x.buffer) for x in (left, right)):
+        total = _sum_of_products(ctx, left, right)
+        if total is not None:
+            return ctx.convert(total, ctx.out.dtype)
     if left.shape[-1] is not Poly.ONE or not left.dtype.is_float:
         raise Unsupported(why_library(aten.mm.default))
     return ctx.convert(mul(*(ctx.computing(x, left.dtype) for x in _terms(left, right, Poly.ZERO))), ctx.out.dtype)

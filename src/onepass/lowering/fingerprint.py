@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from ..ir.callables import callable_name
+from ..ir.callables import PLUGGED, callable_name
 from ..ir.orders import NO_ORDERS, asked_of, orders_of
 from ..ir.origins import origin_of
 from ..ir.record import CompileRecord
@@ -143,8 +143,8 @@ class _Text:
         found = self._targets.get(target)
         if found is None:
             name = callable_name(target)
-            if name is None:
-                raise _NoFingerprint
+            if name is None or getattr(target, "namespace", "") == PLUGGED:
+                raise _NoFingerprint  # what users plug in has no key that holds in another process
             # A custom operator may be registered anew with another schema under the same name.
             own = not isinstance(target, OpOverload) or target.namespace in _OWN_NAMESPACES
             found = self._targets[target] = name if own else f"{name}<{target._schema}>"

@@ -24,7 +24,19 @@ from ..ir.orders import KEEP, asked_of, orders_of
 from ..ir.origins import origin_of
 from ..ir.poly import Poly, Symbol
 from ..ir.program import Buffer, Define, Extern, HostValue, Origin, Program, Statement, Update, View, held, leaves
-from . import activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views
+from . import (
+    activations,
+    creation,
+    indexing,
+    movement,
+    pointwise,
+    pooling,
+    random,
+    recurrences,
+    reductions,
+    scans,
+    views,
+)
 from .context import Context
 from .contractions import CONTRACTIONS
 from .float8 import MOVES
@@ -39,7 +51,9 @@ from .values import HostNumber, Ref, TensorMeta, axes_of, whole
 
 aten = torch.ops.aten
 # The modules that register rules, imported for that alone.
-RULE_MODULES = (activations, creation, indexing, movement, pointwise, pooling, random, reductions, scans, views)
+RULE_MODULES = (
+    activations, creation, indexing, movement, pointwise, pooling, random, recurrences, reductions, scans, views,
+)  # fmt: skip
 
 
 def lower_graph(
@@ -57,6 +71,12 @@ def lower_graph(
     `wide_products`: of float32 matrices on the CPU by oneDNN.
     """
     return _Lowering(graph_module, Context(precision, wide_statistics), strict, wide_products, device).run()
+
+
+def lower_with_values(graph_module: GraphModule, device: str = "") -> tuple[Program, dict[Node, Any]]:
+    """The same, and what each node is worth: a `Ref`, a size, or something of the host."""
+    lowering = _Lowering(graph_module, Context("fused", True), False, False, device)
+    return lowering.run(), lowering.values
 
 
 class _Lowering:

@@ -4,9 +4,10 @@ AOTAutograd expands such a call to products of float32 matrices, which are store
 and backward, scores are float32, and the weights are rounded to the type of the values before they multiply them, as
 the library's kernels do. A row in which no score counts is zero, as in eager.
 
-A call that the library takes is left alone; some it takes in another form: with a matrix or a mask copied so that its
-last dimension has a stride of 1, with a batch of one in front, with every head of keys repeated for its group. Of a
-chip that is not here torch cannot say what its library takes: there every masked call without backward is math.
+A call that the library takes is left alone, apart from one with a large stored mask that nobody differentiates. Some
+it takes in another form: with a matrix or a mask copied so that its last dimension has a stride of 1, with a batch of
+one in front, with every head of keys repeated for its group. Of a chip that is not here torch cannot say what its
+library takes: there every masked call without backward is math.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from .grouped_heads import group_heads
 from .known_masks import ARGUMENTS, ATTENTION, simplify_masks
 from .torch_private import library_takes
 
+MANY_KEYS = 1024  # from which a kernel of ours finds out which tiles of a stored mask count
 Given = dict[str, Any]  # arguments of a call by name
 _MATRICES = ARGUMENTS[:3]
+LAYOUT = "layout"  # of what eager returns: an argument of `attention` alone
 
 
 class _Scores(torch.autograd.Function):  # type: ignore[misc]
@@ -108,25 +111,67 @@ def prepare_attention(graph: GraphModule) -> None:
         found = part.graph.find_nodes(op="call_function", target=ATTENTION)
         for node in (calls := [n for n in found if not orders_of(n).no_fuse]):
             node.target = attention
+            if isinstance(eager := node.meta.get("example_value"), Tensor):
+                node.update_kwarg(LAYOUT, _outermost_first(eager))
         if calls:
             part.recompile()
 
 
+def _outermost_first(tensor: Tensor) -> tuple[int, ...]:
+    """Dimensions by their strides, as far as those are known."""
+    strides = tensor.stride()
+    known = all(isinstance(n, int) for n in strides)
+    return tuple(sorted(range(len(strides)), key=lambda k: -strides[k])) if known else tuple(range(len(strides)))
+
+
 def attention(*args: Any, **kwargs: Any) -> Tensor:
-    """What stands for `F.scaled_dot_product_attention` while a graph is traced."""
-    given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+    """What stands for `F.scaled_dot_product_attention` while a graph is traced; the result lies as eager's does."""
+    order = kwargs.pop(LAYOUT, ())
+    found = _attention({**dict(zip(ARGUMENTS, args, strict=False)), **kwargs})
+    if not order or order == _outermost_first(found):
+        return found
+    return found.permute(order).contiguous().permute([order.index(k) for k in range(len(order))])
+
+
+def _attention(given: Given) -> Tensor:
+    if given["query"].is_cuda and not torch.cuda.is_available():
+        return plain_attention(given) if _is_plain(given) else _by_definition(given)
     if not _is_plain(given):
         return ATTENTION(**given)
     tensors = [t for name in ARGUMENTS[:4] if isinstance(t := given.get(name), Tensor)]
     differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    masked = len(tensors) == 4 and not given.get("dropout_p")
+    if not differentiated and masked and (not on_gpu(tensors[0]) or _hides_tiles(*tensors)):
+        return plain_attention(given)
     if not differentiated and not on_gpu(tensors[0]):
-        masked = len(tensors) == 4 and not given.get("dropout_p")
-        return plain_attention(given) if masked else ATTENTION(**given)
+        return ATTENTION(**given)
     for form in _forms(given, differentiated):
         if library_takes(form):
             found: Tensor = ATTENTION(**form)
             return found if found.dim() == tensors[0].dim() else found.squeeze(0)
     return plain_attention(given)
+
+
+def _by_definition(given: Given) -> Tensor:
+    """Torch's own plain math, for a GPU that is not here and cannot be asked what its library takes."""
+    own = [given.get(name) for name in ARGUMENTS[:4]]
+    dropped, causal = given.get("dropout_p", 0.0), given.get("is_causal", False)
+    options = {name: given[name] for name in ("scale", "enable_gqa") if name in given}
+    found: Tensor = torch.ops.aten._scaled_dot_product_attention_math(*own, dropped, causal, **options)[0]
+    return found
+
+
+def _hides_tiles(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
+    """Whether a mask is stored for every query and key, and so large that tiles are passed over.
+
+    The library computes every score. A kernel of ours has three quarters of its rate, and is expected to need half of
+    them.
+    """
+    if mask.dim() < 2 or mask.dtype is not torch.bool:
+        return False
+    (rows, columns), steps = mask.shape[-2:], mask.stride()[-2:]
+    stored = all(isinstance(n, int) and n > 0 for n in (rows, columns, *steps))
+    return stored and rows > 1 and columns >= MANY_KEYS
 
 
 def on_gpu(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..ir.callables import PLUGGED
 from .torch_private import HigherOrderOperator, OpOverload
 
 _REASONS: tuple[tuple[str, str], ...] = (
@@ -44,7 +45,7 @@ def why_library(target: Any) -> str:
     if not isinstance(target, OpOverload):
         return "host code"
     if target.namespace not in ("aten", "prims", "onepass"):
-        return "a custom operator"
+        return "a kernel that is plugged in" if target.namespace == PLUGGED else "a custom operator"
     if target.namespace == "onepass":
         scales = target._opname == "scaled"
         return "a saved gradient is scaled in its place" if scales else "a seed is drawn on the host"
@@ -61,7 +62,7 @@ def is_ordered(target: Any) -> bool:
         return True
     if not isinstance(target, OpOverload):
         return False
-    if target.namespace not in ("aten", "prims", "onepass"):
+    if target.namespace not in ("aten", "prims", "onepass", PLUGGED):
         return True
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return True

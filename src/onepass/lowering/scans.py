@@ -24,7 +24,7 @@ from .values import Ref, Shape, axis, own_point
 from .views import wrap_dim
 
 
-def _along(x: Ref, dim: int) -> tuple[Shape, Axis | None, Poly]:
+def along(x: Ref, dim: int) -> tuple[Shape, Axis | None, Poly]:
     """Where a scan reads, over an axis of its own along `dim` (None: there is one element), and where it is read."""
     point = list(own_point(x.shape))
     if not x.ndim:
@@ -51,7 +51,7 @@ def _input(ctx: Context, x: Ref, point: Shape, dtype: DType) -> Expr:
 def _total(monoid: str, ctx: Context, x: Ref, dim: int, **options: Any) -> Expr:
     if ctx.out.dtype is DType.BOOL:
         raise Unsupported("a scan of truth values")  # not in eager, either
-    point, over, at = _along(x, dim)
+    point, over, at = along(x, dim)
     value = _input(ctx, x, point, ctx.out.dtype)
     return value if over is None else Part(Scan(monoid, (value,), over, at), 0)
 
@@ -62,7 +62,7 @@ lowers("cumprod")(partial(_total, "prod"))
 
 def _extreme(monoid: str, ctx: Context, x: Ref, dim: int) -> tuple[Expr, Expr]:
     """The extreme up to each position, and the last position that has it."""
-    point, over, at = _along(x, dim)
+    point, over, at = along(x, dim)
     value = ctx.computing(x.at(point), x.dtype, exact=True)
     if value.dtype is DType.BOOL:
         value = pointwise("cast", value, dtype=DType.U8)
@@ -83,7 +83,7 @@ lowers("cummin")(partial(_extreme, "argmin"))
 def logcumsumexp(ctx: Context, x: Ref, dim: int) -> Expr:
     if not ctx.out.dtype.is_float:
         raise Unsupported("exponentials of integers")  # not in eager, either
-    point, over, at = _along(x, dim)
+    point, over, at = along(x, dim)
     value = _input(ctx, x, point, ctx.out.dtype)
     if over is None:
         return value
@@ -103,7 +103,7 @@ def _combine(ctx: Context, step: GraphModule, xs: Sequence[Ref], more: Sequence[
         raise Unsupported("a scan of truth values, or of several types or shapes")
     (dtype,) = kinds
     monoid, order = _monoid(step, len(xs), dtype.compute)
-    point, over, at = _along(xs[0], 0)
+    point, over, at = along(xs[0], 0)
     values = tuple(ctx.computing(xs[k].at(point), dtype) for k in order)
     if monoid not in ("max", "min"):
         values = tuple(_wide(ctx, v, dtype) for v in values)

@@ -24,6 +24,7 @@ Step: TypeAlias = Group | Extern
 MOST_KINDS = 8  # bodies of one launch
 AHEAD = 8  # launches that another kind of group is tried with
 LEAST_GAIN = 0.5  # of every launch that is not needed: the rest may go to what prediction does not see
+LEAST_PART = 0.02  # of the time apart: less than that prediction does not tell from nothing
 
 
 Peak: TypeAlias = Callable[[Sequence[Step]], int]
@@ -181,7 +182,8 @@ class Launches:
         names = groups[0].members[-1].origin.node, groups[-1].members[-1].origin.node
         reason = f"predicted {shared.together_us:.1f} us as {len(groups)} parts of one launch, {alone_us:.1f} us apart"
         reason = shared.refusal or reason
-        gains = not shared.refusal and apart_us - shared.together_us > LEAST_GAIN * self.launch_us * (len(found) - 1)
+        least_us = max(LEAST_GAIN * self.launch_us * (len(found) - 1), LEAST_PART * apart_us)
+        gains = not shared.refusal and apart_us - shared.together_us > least_us
         if gains:
             kept = self._state()
             for other in others:

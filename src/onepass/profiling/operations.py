@@ -128,7 +128,7 @@ class _Bench:
             return f"no such kernel: {str(error).splitlines()[0]}"
         except KeyError:  # an axis of the chosen schedule is not there any more
             return OTHER_SCHEDULE
-        schedule = scheduled.kernels[0].schedule
+        schedule = scheduled.main.schedule
         self.schedule = self.schedule or schedule
         if schedule != self.schedule:
             return OTHER_SCHEDULE

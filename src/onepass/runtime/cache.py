@@ -105,6 +105,10 @@ class Cache:
         """The shared object stored under the key, whole as it was written."""
         return None if self._read("kernels", key) is None else self._path("kernels", key)
 
+    def kernel_bytes(self, key: str) -> bytes | None:
+        """The machine code stored under the key."""
+        return self._read("kernels", key)
+
     def add_kernel(self, key: str, built: Path) -> Path | None:
         """Store a shared object; where it is now, None where it could not be stored."""
         return self._write("kernels", key, built.read_bytes())

@@ -32,19 +32,20 @@ class Driver:
         if self.names is _HIP:
             return  # HIP does so by itself
         context = ctypes.c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
-        self._call("cuCtxSetCurrent", context)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
+        self.call("cuCtxSetCurrent", context)
 
     def load(self, binary: bytes, entry: str, shared: int) -> int:
         """The function `entry` of a binary, loaded on the current device."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call(self.names[1], ctypes.byref(module), binary)
-        self._call(self.names[2], ctypes.byref(function), module, entry.encode())
+        self.call(self.names[1], ctypes.byref(module), binary)
+        self.call(self.names[2], ctypes.byref(function), module, entry.encode())
         if shared > _FREE_SHARED and self.names is _CUDA:
-            self._call("cuFuncSetAttribute", function, ctypes.c_int(_SHARED_SIZE), ctypes.c_int(shared))
+            self.call("cuFuncSetAttribute", function, ctypes.c_int(_SHARED_SIZE), ctypes.c_int(shared))
         return function.value or 0
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
+        """A function of the driver; OSError where it returns an error."""
         status = getattr(self.library, name)(*arguments)
         if status:
             raise OSError(f"{name} returned {status}")

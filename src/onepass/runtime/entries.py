@@ -26,16 +26,16 @@ class GraphEntry:
     nodes: tuple[str, ...] = ()
 
 
-def save_graph(cache: Cache, key: str, entry: GraphEntry, constants: Sequence[Any] = ()) -> bool:
-    """Store the entry; False where the graph has no written form or the cache cannot be written.
+def entry_to_json(entry: GraphEntry, constants: Sequence[Any] = ()) -> Any:
+    """The entry as plain data; None where the graph has no written form.
 
     `constants` are all tensors of the graph in its order: those the program uses are stored as positions.
     """
     positions = [next((n for n, c in enumerate(constants) if c is used), None) for used in entry.host.constants]
     if not entry.host.cacheable or None in positions:
-        return False
+        return None
     try:
-        data = {
+        return {
             "host": host_to_json(entry.host),
             "kernels": [encode_tree(k) for k in entry.kernels],
             "record": entry.record.to_json(),
@@ -43,8 +43,24 @@ def save_graph(cache: Cache, key: str, entry: GraphEntry, constants: Sequence[An
             "constants": positions,
         }
     except ValueError:  # an argument without a JSON form
-        return False
-    return cache.write("graphs", key, data)
+        return None
+
+
+def entry_from_json(data: Any, constants: Sequence[Any] = ()) -> GraphEntry:
+    """The entry that `entry_to_json` wrote, with the constants of the graph at hand; else `MalformedProgram`."""
+    try:
+        used = tuple(constants[position] for position in data["constants"])
+        host, record = host_from_json(data["host"], used), CompileRecord.from_json(data["record"])
+        kernels = tuple(read_tree(k, KernelSource) for k in data["kernels"])
+        return GraphEntry(host, kernels, record, tuple(data["nodes"]))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise MalformedProgram(f"not a graph: {error!r}") from error
+
+
+def save_graph(cache: Cache, key: str, entry: GraphEntry, constants: Sequence[Any] = ()) -> bool:
+    """Store the entry; False where the graph has no written form or the cache cannot be written."""
+    data = entry_to_json(entry, constants)
+    return data is not None and cache.write("graphs", key, data)
 
 
 def load_graph(cache: Cache, key: str, constants: Sequence[Any] = ()) -> GraphEntry | None:
@@ -56,11 +72,7 @@ def load_graph(cache: Cache, key: str, constants: Sequence[Any] = ()) -> GraphEn
     if data is None:
         return None
     try:
-        used = tuple(constants[position] for position in data["constants"])
-        host, record = host_from_json(data["host"], used), CompileRecord.from_json(data["record"])
-        return GraphEntry(
-            host, tuple(read_tree(k, KernelSource) for k in data["kernels"]), record, tuple(data["nodes"])
-        )
-    except (MalformedProgram, LookupError, TypeError, AttributeError):
+        return entry_from_json(data, constants)
+    except MalformedProgram:
         cache.discard("graphs", key)
         return None

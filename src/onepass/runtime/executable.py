@@ -46,8 +46,8 @@ class Executable:
     """A compiled graph: `call(args)` runs it, `source` shows it."""
 
     def __init__(self, host: ir.HostProgram, kernels: Sequence[LoadedKernel]) -> None:
-        writer = _Writer(host, kernels)
-        self.host, self._kernels = host, kernels
+        writer = Writer(host, kernels)
+        self.host, self.kernels = host, kernels
         writer.namespace |= {"is_profiling": is_profiling, "profiled": self._profiled}
         self.source = writer.source()
         self._namespace = writer.namespace
@@ -56,11 +56,16 @@ class Executable:
         self._with_ranges: Callable[[list[Any]], Any] | None = None
         self._with_clock: Callable[[list[Any]], Any] | None = None
 
+    @property
+    def observed(self) -> bool:
+        """Whether a clock times its steps."""
+        return self._with_clock is not None
+
     def observe(self, clock: Clock | None) -> None:
         """Every step of later calls is timed by the clock; None: no longer."""
         self._with_clock = None
         if clock is not None:
-            writer = _Writer(self.host, self._kernels, True, clock)
+            writer = Writer(self.host, self.kernels, True, clock)
             self._with_clock = writer.compiled(writer.source())
         self._namespace["is_profiling"] = is_profiling if clock is None else lambda: True
 
@@ -68,7 +73,7 @@ class Executable:
         """What profilers call a step: the entry of a kernel, the operator of a call."""
         match self.host.instructions[step]:
             case ir.Launch(kernel=number):
-                return self._kernels[number].entry or self._kernels[number].name
+                return self.kernels[number].entry or self.kernels[number].name
             case ir.Call(target=str() as target):
                 return "::".join(target.split(".")[:2]) if target.count(".") > 1 else target
             case ir.Copy():
@@ -80,7 +85,7 @@ class Executable:
         if self._with_clock is not None:
             return self._with_clock(args)
         if self._with_ranges is None:
-            writer = _Writer(self.host, self._kernels, ranges=True)
+            writer = Writer(self.host, self.kernels, ranges=True)
             self._with_ranges = writer.compiled(writer.source())
         with record_function("onepass graph"):
             return self._with_ranges(args)
@@ -89,7 +94,7 @@ class Executable:
         return self.call(args)
 
 
-class _Writer:
+class Writer:
     """Text and the objects it refers to."""
 
     def __init__(
@@ -119,21 +124,23 @@ class _Writer:
         if not self._ranges:
             self._line("if is_profiling(): return profiled(args)")
         if self._home:
-            index = torch.device(self._home).index or 0
+            index = _device(self._home).index or 0
             self._line(f"if current_device() != {index}: return on_device({index}, call, args)")
-        inputs = [_name(n) for n in self._host.inputs]
-        if inputs:
-            self._line(f"{', '.join(inputs)}, = args")
+        self._unpack()
         self._line("args.clear()")
         if self._on_cpu:
             self._line("threads = thread_count()")
         for device in self._devices:
-            self._line(f"{self._stream(device)} = current_stream({torch.device(device).index or 0})")
+            self._line(f"{self._stream(device)} = current_stream({_device(device).index or 0})")
         for number, instruction in enumerate(self._host.instructions):
             self._instruction(number, instruction)
         outputs = "".join(f"{self._tree(o)}, " for o in self._host.outputs)
         self._line(f"return ({outputs.rstrip()})")
         return "def call(args):\n" + "".join(self._lines)
+
+    def _unpack(self) -> None:
+        if inputs := [host_name(n) for n in self._host.inputs]:
+            self._line(f"{', '.join(inputs)}, = args")
 
     def _instruction(self, number: int, instruction: ir.Instruction) -> None:
         timed = self._clock is not None and isinstance(instruction, ir.STEPS)
@@ -144,7 +151,10 @@ class _Writer:
             self._line(f"stepped({number}, started)")
 
     def compiled(self, source: str) -> Callable[[list[Any]], Any]:
-        exec(compile(source, "<onepass host program>", "exec"), self.namespace)
+        try:
+            exec(compile(source, "<onepass host program>", "exec"), self.namespace)
+        except SyntaxError as error:
+            raise MalformedProgram(f"not a program: {error}") from error
         call: Callable[[list[Any]], Any] = self.namespace["call"]
         return call
 
@@ -154,22 +164,22 @@ class _Writer:
     # instructions, each by the method that has the name of its class
 
     def visit_Bind(self, bind: ir.Bind) -> None:
-        self._line(f"{_name(bind.size)} = {_name(bind.source)}.shape[{int(bind.dim)}]")
+        self._line(f"{host_name(bind.size)} = {host_name(bind.source)}.shape[{int(bind.dim)}]")
 
     def visit_WriteBack(self, back: ir.WriteBack) -> None:
-        original, name = _name(back.original), _name(back.name)
+        original, name = host_name(back.original), host_name(back.name)
         self._line(f"if {original} is not {name}: {original}.copy_({name})")
 
     def visit_Copy(self, copy: ir.Copy) -> None:
-        self._line(f"{_name(copy.target)}.copy_({_name(copy.source)})")
+        self._line(f"{host_name(copy.target)}.copy_({host_name(copy.source)})")
 
     def visit_Free(self, free: ir.Free) -> None:
-        self._line(f"del {', '.join(_name(n) for n in free.names)}")
+        self._line(f"del {', '.join(host_name(n) for n in free.names)}")
 
     def visit_Check(self, check: ir.Check) -> None:
-        name, shape, strides = _name(check.name), self._shape(check.shape), self._shape(check.strides)
+        name, shape, strides = host_name(check.name), self._shape(check.shape), self._shape(check.strides)
         if check.original is not None:
-            self._line(f"{_name(check.original)} = {name}")
+            self._line(f"{host_name(check.original)} = {name}")
         if check.dtype is None:
             self._line(f"if {name}.stride() != {strides}: {name} = settle({name}, {shape}, {strides})")
             return
@@ -178,7 +188,7 @@ class _Writer:
         self._line(f"if {test}: {name} = settle_result({name}, {shape}, {strides}, {dtype})")
 
     def visit_Allocate(self, allocate: ir.Allocate) -> None:
-        name, shape, strides = _name(allocate.name), self._shape(allocate.shape), self._shape(allocate.strides)
+        name, shape, strides = host_name(allocate.name), self._shape(allocate.shape), self._shape(allocate.strides)
         dtype = self._dtype(allocate.dtype)
         makers = {"cpu": "empty_cpu", self._home: "empty_cuda"}
         if maker := makers.get(allocate.device):
@@ -187,23 +197,30 @@ class _Writer:
             device = self._torch_value(ir.TorchValue("device", allocate.device))
             self._line(f"{name} = empty_strided({shape}, {strides}, dtype={dtype}, device={device})")
 
-    def visit_Launch(self, launch: ir.Launch) -> None:
+    def _kernel_of(self, launch: ir.Launch) -> LoadedKernel:
         if launch.kernel not in range(len(self._kernels)):
             raise MalformedProgram(f"there is no kernel {launch.kernel!r}")
         kernel = self._kernels[launch.kernel]
         pointers = len(launch.buffers) + bool(launch.table)
         if (pointers, len(launch.symbols) + len(launch.numbers)) != (kernel.pointers, kernel.symbols):
             raise MalformedProgram(f"kernel {launch.kernel} takes other arguments")
+        return kernel
+
+    def visit_Launch(self, launch: ir.Launch) -> None:
+        kernel = self._kernel_of(launch)
         function = f"k{int(launch.kernel)}"
-        addresses, sizes = [f"{_name(b)}.data_ptr()" for b in launch.buffers], [self._size(s) for s in launch.symbols]
+        addresses, sizes = (
+            [f"{host_name(b)}.data_ptr()" for b in launch.buffers],
+            [self._size(s) for s in launch.symbols],
+        )
         if launch.table:
             addresses.append(self._table(launch))
         comment = _comment(kernel.name)
         if launch.programs:
-            index = torch.device(launch.device).index or 0
+            index = _device(launch.device).index or 0
             function = f"{function}_{index}"
-            self.namespace[function], self.namespace[f"{function}_failed"] = kernel.function(index)
-            words = [f"word_of({_name(b)})" for b in launch.numbers]
+            self.namespace[function], self.namespace[f"{function}_failed"] = kernel.function(index)[:2]
+            words = [f"word_of({host_name(b)})" for b in launch.numbers]
             arguments = ", ".join(
                 [*addresses, *words, *sizes, self._size(launch.programs), self._stream(launch.device)]
             )
@@ -221,9 +238,7 @@ class _Writer:
 
     def _table(self, launch: ir.Launch) -> str:
         """The address of a table: what is known now is written once, all else on every call."""
-        words = [
-            f"{self._ref(w)}.data_ptr()" if isinstance(w, ir.Ref) else self._size(w.expression) for w in launch.table
-        ]
+        words = [self._address(w) if isinstance(w, ir.Ref) else self._size(w.expression) for w in launch.table]
         known = next((k for k in range(len(words)) if all(map(_NUMBER.fullmatch, words[k:]))), len(words))
         addresses = sum(isinstance(w, ir.Ref) for w in launch.table)
         name = f"table{self._tables}"
@@ -239,9 +254,12 @@ class _Writer:
         self._line(f'{name} = array("q", {own}) + {name}_known')
         return f"{name}.buffer_info()[0]"
 
+    def _address(self, ref: ir.Ref) -> str:
+        return f"{self._ref(ref)}.data_ptr()"
+
     def _stream(self, device: str) -> str:
         """The variable that holds the current stream of a device."""
-        kind, index = torch.device(device).type, torch.device(device).index or 0
+        kind, index = _device(device).type, _device(device).index or 0
         self.namespace["current_stream"] = current_stream if kind == "cuda" else lambda _device: 0
         return f"stream{index}"
 
@@ -256,7 +274,7 @@ class _Writer:
             except LookupError as error:
                 raise MalformedProgram(str(error)) from error
         arguments = [*map(self._tree, call.args), *([f"**{self._tree(call.kwargs)}"] if call.kwargs else [])]
-        self._line(f"{_name(call.result)} = {target}({', '.join(arguments)}){comment}")
+        self._line(f"{host_name(call.result)} = {target}({', '.join(arguments)}){comment}")
 
     # expressions
 
@@ -278,7 +296,7 @@ class _Writer:
 
     def _torch_value(self, value: ir.TorchValue) -> str:
         if value.kind == "device":
-            return self._constant("device", value.name, torch.device(value.name))
+            return self._constant("device", value.name, _device(value.name))
         found = getattr(torch, value.name, None)
         if type(found) not in (torch.dtype, torch.layout, torch.memory_format) or type(found).__name__ != value.kind:
             raise MalformedProgram(f"torch has no {value.kind} {value.name!r}")
@@ -328,12 +346,19 @@ class _Writer:
 
     def _ref(self, ref: ir.Ref) -> str:
         if ref.shape is None or ref.strides is None:
-            return _name(ref.name)
+            return host_name(ref.name)
         shape, strides = self._shape(ref.shape), self._shape(ref.strides)
-        return f"view({_name(ref.name)}, {shape}, {strides}, {self._size(ref.offset)})"
+        return f"view({host_name(ref.name)}, {shape}, {strides}, {self._size(ref.offset)})"
 
 
-def _name(name: str) -> str:
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise MalformedProgram(f"not a device: {name!r}") from error
+
+
+def host_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise MalformedProgram(f"not a host name: {name!r}")
     return name

@@ -76,32 +76,23 @@ static int describe(const onepass_kernel_t *kernel, int k, uint64_t address, des
   return kernel->encode(out->map, m->type, 2, (void *)address, sizes, pitch, block, steps, 0, m->swizzle, 2, 0);
 }
 
-int onepass_launch(const onepass_kernel_t *kernel, ...) {
-  uint64_t values[MOST_ARGUMENTS], scratch[2] = {0, 0}, low = 0, uneven = 0;
-  void *arguments[MOST_ARGUMENTS + 2 + 5 * MOST_MATRICES];
-  described_t described[MOST_MATRICES];
+/* Puts all arguments in their places and tells which variant takes them, or that the context is wrong (minus 1). */
+static int arrange(const onepass_kernel_t *kernel, uint64_t *values, described_t *described, void **arguments) {
+  static uint64_t scratch[2] = {0, 0};
+  uint64_t low = 0, uneven = 0;
   int count = kernel->pointers + kernel->sizes;
-  if (count > MOST_ARGUMENTS) return INVALID_VALUE;
-  va_list list;
-  va_start(list, kernel);
   for (int k = 0; k < count; ++k) {
-    values[k] = va_arg(list, uint64_t);
     arguments[k] = &values[k];
     if (k < kernel->pointers)
       low |= values[k];
     else if (k - kernel->pointers < 64 && kernel->multiples >> (k - kernel->pointers) & 1)
       uneven |= values[k];
   }
-  const int64_t programs = va_arg(list, int64_t);
-  void *stream = va_arg(list, void *);
-  va_end(list);
-  if (programs <= 0) return 0;
-  if (programs > MOST_PROGRAMS) return INVALID_VALUE; /* more than a grid has: the driver would be given fewer */
   int variant = low & 15 ? ANY_POINTERS : uneven & 7 ? ANY_SIZES : EVEN;
   for (int k = 0; variant != ANY_POINTERS && k < kernel->matrices; ++k) {
     described_t *d = &described[k];
     const int error = describe(kernel, k, values[kernel->matrix[k].pointer], d);
-    if (error == WRONG_CONTEXT) return error;
+    if (error == WRONG_CONTEXT) return -1;
     if (error) {
       variant = ANY_POINTERS; /* what the driver does not take is read without descriptors */
       count = kernel->pointers + kernel->sizes;
@@ -111,10 +102,29 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
     arguments[count++] = &d->shape[0], arguments[count++] = &d->shape[1];
     arguments[count++] = &d->strides[0], arguments[count++] = &d->strides[1];
   }
-  void *function = kernel->function[variant];
-  if (!function) return -variant;
   arguments[count] = &scratch[0];
   arguments[count + 1] = &scratch[1];
+  return variant;
+}
+
+int onepass_launch(const onepass_kernel_t *kernel, ...) {
+  uint64_t values[MOST_ARGUMENTS];
+  void *arguments[MOST_ARGUMENTS + 2 + 5 * MOST_MATRICES];
+  described_t described[MOST_MATRICES];
+  const int count = kernel->pointers + kernel->sizes;
+  if (count > MOST_ARGUMENTS) return INVALID_VALUE;
+  va_list list;
+  va_start(list, kernel);
+  for (int k = 0; k < count; ++k) values[k] = va_arg(list, uint64_t);
+  const int64_t programs = va_arg(list, int64_t);
+  void *stream = va_arg(list, void *);
+  va_end(list);
+  if (programs <= 0) return 0;
+  if (programs > MOST_PROGRAMS) return INVALID_VALUE; /* more than a grid has: the driver would be given fewer */
+  const int variant = arrange(kernel, values, described, arguments);
+  if (variant < 0) return WRONG_CONTEXT;
+  void *function = kernel->function[variant];
+  if (!function) return -variant;
   const uint32_t shared = kernel->shared[variant];
   if (kernel->overlap) {
     const attribute_t early = {.id = STARTS_EARLY, .value.flag = 1};
@@ -124,4 +134,91 @@ int onepass_launch(const onepass_kernel_t *kernel, ...) {
     if (!kernel->overlap(&launch, function, arguments, 0)) return 0; /* older drivers may not know the attribute */
   }
   return kernel->launch(function, (unsigned)programs, 1, 1, kernel->threads, 1, 1, shared, stream, arguments, 0);
+}
+
+/* --- recorded programs: one launch of many kernels and copies, after those whose arguments changed are set anew --- */
+
+/* The driver's own records of a kernel and of a copy in a graph. */
+typedef struct {
+  void *function;
+  unsigned grid[3], block[3], shared;
+  void **arguments, **extra;
+  void *kernel, *context;
+} kernel_node_t;
+
+typedef struct {
+  uint64_t x, y, z, level;
+  int kind; /* of memory */
+  const void *host;
+  uint64_t device;
+  void *array, *reserved;
+  uint64_t pitch, height;
+} copy_end_t;
+
+typedef struct {
+  copy_end_t source, target;
+  uint64_t width, height, depth;
+} copy_node_t;
+
+typedef struct {
+  int32_t word, slot;
+} patch_t; /* this word of a node is what the caller gives in that slot */
+
+typedef struct {
+  const onepass_kernel_t *kernel; /* missing for a copy */
+  void *node;
+  uint64_t *words; /* a kernel's pointers and sizes; target and source of a copy */
+  const patch_t *patch;
+  int64_t programs;
+  copy_node_t *copy;
+  int32_t patches, stale; /* stale: the graph does not have these words yet */
+} onepass_node_t;
+
+typedef struct {
+  void *graph, *context;
+  int (*set_kernel)(void *, void *, const kernel_node_t *);
+  int (*set_copy)(void *, void *, const copy_node_t *, void *);
+  int (*launch)(void *, void *);
+  onepass_node_t *node;
+  int32_t nodes;
+} onepass_recording_t;
+
+static int set_kernel(const onepass_recording_t *recording, onepass_node_t *node) {
+  void *arguments[MOST_ARGUMENTS + 2 + 5 * MOST_MATRICES];
+  described_t described[MOST_MATRICES];
+  const onepass_kernel_t *kernel = node->kernel;
+  const int variant = arrange(kernel, node->words, described, arguments);
+  if (variant < 0) return WRONG_CONTEXT;
+  if (!kernel->function[variant]) return -variant;
+  const kernel_node_t now = {
+      kernel->function[variant], {(unsigned)node->programs, 1, 1}, {kernel->threads, 1, 1}, kernel->shared[variant],
+      arguments, 0, 0, 0,
+  };
+  return recording->set_kernel(recording->graph, node->node, &now);
+}
+
+/* Returns 0, the driver's error, or minus (4 * node + variant) where a variant has not been built yet; nothing runs
+ * then, and the call may be made again. */
+int onepass_replay(onepass_recording_t *recording, const uint64_t *given, void *stream) {
+  for (int n = 0; n < recording->nodes; ++n) {
+    onepass_node_t *node = &recording->node[n];
+    for (int k = 0; k < node->patches; ++k) {
+      const patch_t *patch = &node->patch[k];
+      if (node->words[patch->word] == given[patch->slot]) continue;
+      node->words[patch->word] = given[patch->slot];
+      node->stale = 1;
+    }
+    if (!node->stale) continue;
+    int status;
+    if (node->kernel) {
+      status = set_kernel(recording, node);
+      if (status < 0) return -(4 * n - status);
+    } else {
+      node->copy->target.device = node->words[0], node->copy->source.device = node->words[1];
+      status = recording->set_copy(recording->graph, node->node, node->copy, recording->context);
+    }
+    if (status) return status;
+    node->stale = 0;
+  }
+  return recording->launch(recording->graph, stream);
 }

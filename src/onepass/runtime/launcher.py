@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,23 @@ def start_launcher() -> Future[Any]:
 def launcher() -> Any:
     """The library. Raises `CompilerNotFound` or `KernelBuildError` where it cannot be built."""
     return start_launcher().result()
+
+
+def provide_launcher(built: bytes) -> None:
+    """Use a library that is already compiled, if none has been asked for yet."""
+    with _lock:
+        if not _started:
+            output = scratch_folder() / "gpu_launcher.so"
+            output.write_bytes(built)
+            _started[:] = [Future()]
+            _started[0].set_result(ctypes.CDLL(str(output)))
+
+
+def build_launcher(output: Path) -> None:
+    """Compile it for any processor of this machine's kind."""
+    toolchain = find_toolchain()
+    plain = replace(toolchain, flags=tuple(f for f in toolchain.flags if not f.startswith("-m")))
+    plain.compile_c(LAUNCHER.read_text(), output)
 
 
 def _build(future: Future[Any]) -> None:

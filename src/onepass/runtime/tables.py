@@ -41,7 +41,7 @@ class DeviceTables:
     def _made(self, words: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, int]:
         """A new table. Where an address is not aligned, neither is the table's: the launcher looks at that."""
         odd = any(w % ALIGNMENT for w in words[: self.addresses])
-        host = torch.tensor(((0,) if odd else ()) + words + self.rest, dtype=torch.int64)
+        host = torch.tensor(((0,) if odd else ()) + words + self.rest, dtype=torch.int64, device="cpu")
         host = host.pin_memory() if self.device.type == "cuda" else host
         table = torch.empty(len(host), dtype=torch.int64, device=self.device)
         table.copy_(host, non_blocking=True)

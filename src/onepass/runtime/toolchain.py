@@ -15,12 +15,13 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ _COMMON_FLAGS = (
     "-fno-strict-aliasing", "-fno-semantic-interposition", "-w",
     "-fno-builtin-sin", "-fno-builtin-sinf", "-fno-builtin-cos", "-fno-builtin-cosf",
 )  # fmt: skip
+
+# Of x86 processors: what the compiler defines, and after a colon the kernel's name where it is another one.
+_INSTRUCTION_SETS = (
+    "SSE3:pni SSSE3 SSE4_1 SSE4_2 SSE4A POPCNT MOVBE AVX AVX2 FMA FMA4 XOP F16C BMI:bmi1 BMI2 LZCNT:abm ADX AES "
+    "PCLMUL:pclmulqdq VAES VPCLMULQDQ GFNI SHA:sha_ni AVX512F AVX512CD AVX512VL AVX512BW AVX512DQ AVX512IFMA "
+    "AVX512VBMI AVX512VBMI2:avx512_vbmi2 AVX512VNNI:avx512_vnni AVX512BITALG:avx512_bitalg "
+    "AVX512VPOPCNTDQ:avx512_vpopcntdq AVX512BF16:avx512_bf16 AVX512FP16:avx512_fp16 AVXVNNI:avx_vnni"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +104,34 @@ class Toolchain:
 
     def load(self, path: Path, source: KernelSource) -> Callable[..., int]:
         """The kernel's function out of a shared object."""
-        function: Any = getattr(ctypes.CDLL(str(path)), source.entry)
-        function.argtypes = [ctypes.c_void_p] * source.pointers + [ctypes.c_int64] * (source.symbols + 1)
-        function.restype = ctypes.c_int if source.raises else None
-        loaded: Callable[..., int] = function
-        return loaded
+        return load_c(path, source)
+
+    def made_for(self, processor: str) -> Toolchain:
+        """The same for a processor as the compiler names it, "x86-64-v3"; "native" is the one here."""
+        flags = (f.replace("=native", f"={processor}") if f.startswith(("-march", "-mcpu")) else f for f in self.flags)
+        return replace(self, flags=tuple(flags))
+
+    def instruction_sets(self) -> tuple[str, ...]:
+        """What the compiler may use of a processor, in Linux' names; where it does not say, all that is here."""
+        if platform.machine().lower() not in ("x86_64", "amd64"):
+            return tuple(sorted(instruction_sets()))
+        flags = [f for f in self.flags if f.startswith("-m")]
+        command = [*self.command, *flags, "-dM", "-E", "-x", "c", "-"]
+        done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise KernelBuildError(shlex.join(command), done.stderr.strip(), "")
+        defined = set(re.findall(r"#define __(\w+?)__ 1", done.stdout))
+        sets = (word.partition(":") for word in _INSTRUCTION_SETS.split())
+        return tuple(name or macro.lower() for macro, _, name in sets if macro in defined)
+
+
+def load_c(path: Path, source: KernelSource) -> Callable[..., int]:
+    """The function of a shared object."""
+    function: Any = getattr(ctypes.CDLL(str(path)), source.entry)
+    function.argtypes = [ctypes.c_void_p] * source.pointers + [ctypes.c_int64] * (source.symbols + 1)
+    function.restype = ctypes.c_int if source.raises else None
+    loaded: Callable[..., int] = function
+    return loaded
 
 
 def _run(command: list[str], text: str) -> str | None:
@@ -137,7 +169,7 @@ def _describe(command: tuple[str, ...], include: Path | None) -> Toolchain:
     flags += ["-fopenmp-simd"] if clang else ["-fopenmp", "-fno-tree-pre"]
     libraries = ["-Wl,--as-needed"] if platform.system() == "Linux" else []
     if not clang:
-        libraries += _torch_openmp()
+        libraries += torch_openmp()
         libraries += ["-lmvec"] if is_x86 and platform.libc_ver()[0] == "glibc" else []
     return Toolchain(command, tuple(flags), (*libraries, "-lm"), include)
 
@@ -147,7 +179,7 @@ def _is_clang(command: tuple[str, ...]) -> bool:
     return any("clang" in Path(word).resolve().name for word in command) or platform.system() == "Darwin"
 
 
-def _torch_openmp() -> list[str]:
+def torch_openmp() -> list[str]:
     """The libgomp torch ships, if any: linking against that very file keeps one OpenMP runtime per process."""
     spec = importlib.util.find_spec("torch")
     for folder in spec.submodule_search_locations or () if spec else ():
@@ -170,6 +202,11 @@ def _identity(path: Path) -> str:
 def _version(command: tuple[str, ...], identity: str) -> str:
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
     return done.stdout.splitlines()[0] if done.stdout else f"unknown ({identity})"
+
+
+def instruction_sets() -> set[str]:
+    """Of this machine's processor, as Linux names them."""
+    return {w for line in cpu_features().splitlines() if line.startswith(("flags", "Features")) for w in line.split()}
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -26,7 +26,7 @@ from .assembler import adds_wrongly, given_up, registers_and_stack, repaired
 from .cache import cache_folder, default_cache
 from .cubin import cubin_resources
 from .driver import ENCODE, OVERLAP, driver
-from .kernels import build_kernels
+from .kernels import Builder, build_kernels
 from .launcher import launcher
 from .prelude import load_module, prelude_digest
 from .scratch import scratch_folder
@@ -37,6 +37,12 @@ WRONG_CONTEXT = 201
 # Of the memory of matrix units on sm_100; Triton's launcher is what refuses a kernel that asks for more.
 MOST_COLUMNS, COLUMN_BYTES = 512, 512
 _DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
+
+
+class GpuBuilder(Builder, Protocol):
+    """A builder of kernels for a GPU."""
+
+    target: Target
 
 
 class TritonBuilder:
@@ -61,11 +67,11 @@ class TileKernel:
     `kept`: it is in the cache, and so are its variants.
     """
 
-    def __init__(self, built: Built, source: KernelSource, builder: TritonBuilder, kept: bool) -> None:
+    def __init__(self, built: Built, source: KernelSource, builder: GpuBuilder, kept: bool) -> None:
         self.built = built
         self._on_device = functools.cache(functools.partial(_on_device, built, source, builder, kept))
 
-    def __call__(self, device: int) -> tuple[Callable[..., int], Callable[..., None]]:
+    def __call__(self, device: int) -> Launchable:
         return self._on_device(device)
 
 
@@ -226,10 +232,22 @@ def _described(built: Built, source: KernelSource) -> Any:
     return found
 
 
-def _on_device(
-    built: Built, source: KernelSource, builder: TritonBuilder, kept: bool, device: int
-) -> tuple[Callable[..., int], Callable[..., None]]:
-    """What launches the kernel on a device, and what to call with the same arguments where that returned an error."""
+class Launchable(NamedTuple):
+    """What launches a kernel on a device, and what to call with the same arguments where that returned an error.
+
+    `launch` hands its arguments to `entry`, after `structure`: the kernel as `gpu_launcher.c` knows it. `prepare`
+    builds a variant of it.
+    """
+
+    launch: Callable[..., int]
+    recover: Callable[..., None]
+    entry: Callable[..., int]
+    structure: _Kernel
+    prepare: Callable[[int], None]
+
+
+def _on_device(built: Built, source: KernelSource, builder: GpuBuilder, kept: bool, device: int) -> Launchable:
+    """A kernel on a device."""
     gpu = driver(builder.target)
     with torch.cuda.device(device):
         gpu.bind(device)
@@ -241,8 +259,15 @@ def _on_device(
         gpu.address(ENCODE) if source.matrices else None, matrices,
         gpu.address(OVERLAP) if source.overlaps else None,
     )  # fmt: skip
-    launch = functools.partial(_launcher(source.pointers, source.symbols), ctypes.byref(kernel))
+    entry = _launcher(source.pointers, source.symbols)
+    launch = functools.partial(entry, ctypes.byref(kernel))
     lock = threading.Lock()
+
+    def prepare(variant: int) -> None:
+        (found,) = build_kernels([variant_of(source, variant)], builder, default_cache() if kept else None)
+        other: Built = found.function.built  # type: ignore[attr-defined]
+        kernel.shared[variant] = other.shared
+        kernel.function[variant] = gpu.load(other.binary, other.entry, other.shared)
 
     def recover(*arguments: int) -> None:
         with lock, torch.cuda.device(device):
@@ -251,15 +276,18 @@ def _on_device(
                 gpu.bind(device)
                 status = launch(*arguments)
             if status in (-ANY_SIZES, -ANY_POINTERS):
-                (found,) = build_kernels([variant_of(source, -status)], builder, default_cache() if kept else None)
-                other: Built = found.function.built  # type: ignore[attr-defined]
-                kernel.shared[-status] = other.shared
-                kernel.function[-status] = gpu.load(other.binary, other.entry, other.shared)
+                prepare(-status)
                 status = launch(*arguments)
         if status:
             raise RuntimeError(f"onepass: launching {source.name} failed with driver error {status}")
 
-    return launch, recover
+    return Launchable(launch, recover, entry, kernel, prepare)
+
+
+def variants_of(source: KernelSource) -> list[KernelSource]:
+    """The same kernel for arguments of every kind."""
+    others = (ANY_SIZES, ANY_POINTERS) if source.multiples else (ANY_POINTERS,)
+    return [source, *(variant_of(source, variant) for variant in others)]
 
 
 def variant_of(source: KernelSource, variant: int) -> KernelSource:

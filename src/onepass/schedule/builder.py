@@ -17,7 +17,7 @@ from ..analysis.refine import polys_of
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Index, Indirect, Load, Part, Pointwise, Random, Reduce, Scan, const
-from ..ir.monoids import lowest
+from ..ir.monoids import MONOIDS, lowest
 from ..ir.ops import CHECKED
 from ..ir.poly import Atom, Axis, Poly, Symbol, in_range, nonnegative, transform
 from ..ir.program import Buffer, Origin
@@ -328,12 +328,14 @@ class Builder:
     def _advance(self, e: Scan) -> ir.Operand:
         """The state of a scan at this position."""
         carry = next(s.carries[e] for s in reversed(self.scopes) if e in s.carries)
-        parts = tuple(ir.Var(self.name(f"{e.monoid}_"), d) for d in e.part_dtypes)
+        monoid = e.monoid if carry.accumulator is None or carry.along is not None else carry.accumulator.monoid
+        numbers = range(len(e.part_dtypes))[-MONOIDS[monoid].parts :]
+        parts = {k: ir.Var(self.name(f"{e.monoid}_"), e.part_dtypes[k]) for k in numbers}
         inputs = tuple(self._find(i) for i in e.inputs)
         lane = self.resolve(carry.lane)
-        self.add(ir.Advance(e.monoid, inputs, parts, carry.accumulator, lane, carry.along, e.reverse))
-        self.here.values |= {Part(e, k): var for k, var in enumerate(parts)}
-        return parts[0]
+        self.add(ir.Advance(monoid, inputs, tuple(parts.values()), carry.accumulator, lane, carry.along, e.reverse))
+        self.here.values |= {Part(e, k): var for k, var in parts.items()}
+        return parts[numbers[-1]]
 
     def _load(self, e: Load) -> ir.Operand:
         index = tuple(self.position(p) for p in e.index)

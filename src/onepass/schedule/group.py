@@ -232,7 +232,7 @@ def _priced(stores: tuple[Store, ...], target: Target, schedule: Schedule) -> Ch
 
 
 def _chosen(built: ScheduledGroup, target: Target) -> Chosen:
-    return Chosen(built.kernels[0].schedule, tuple(price(k, target) for k in built.kernels))
+    return Chosen(built.main.schedule, tuple(price(k, target) for k in built.kernels))
 
 
 def _candidates(found: list[Nest], target: Target) -> Iterator[Schedule]:

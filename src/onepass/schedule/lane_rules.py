@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.access import numel
+from ..analysis.access import numel, tile_elements
 from ..analysis.conditions import breakpoints
 from ..analysis.nest import Nest
+from ..analysis.scans import state_classes
 from ..ir.poly import Axis
 from ..ir.schedule import Factor, Schedule
 from ..ir.target import Target
@@ -18,6 +19,7 @@ from .layout import AxisOrder
 
 TRANSPOSE_BLOCK = 64
 COLUMN_LANES = 512
+NARROW_LANES = 16  # of columns that have several states each
 POINTWISE_LANES = 8192
 
 
@@ -41,7 +43,7 @@ def _blocks(nest: Nest, target: Target) -> dict[Axis, Factor]:
     others = [a for a in nest.outer if a is not best]
     swept = any(s.domain != frozenset(nest.outer) for s in nest.stores)
     if nest.reductions or nest.scans or (swept and not (_is_cut(nest, best) and others)):
-        return {best: _block(best, COLUMN_LANES)}
+        return {best: _block(best, max(NARROW_LANES, COLUMN_LANES // tile_elements(state_classes(nest))))}
     if not swept and (second := axes.transposed(best, others)) is not None:
         return {second: _block(second, TRANSPOSE_BLOCK, loop=True), best: _block(best, TRANSPOSE_BLOCK)}
     if numel(others) >= 4 * target.processors or (_is_cut(nest, best) and others):

@@ -156,10 +156,14 @@ class Lanes(Leaf):
         return Accumulator(name, reduce.monoid, reduce.part_dtypes, lanes, PLAIN_SUM if long else 0)
 
     def carry(self, scan: Scan, alone: bool) -> Carry:
-        tiled = self.tiled if self.tiled in scan.axes else None
-        lanes, lane = (1, Poly.ZERO) if tiled is None else (self.layout.blocks[tiled], tiled - self.starts[tiled])
+        inside = self.layout.order(a for a in scan.axes if a not in self.nest.outer and a is not scan.over)
+        lanes, lane = product(a.extent for a in inside).constant or 1, _linear(inside)
+        if (tiled := self.tiled if self.tiled in scan.axes else None) is not None:
+            block = self.layout.blocks[tiled]
+            lanes, lane = lanes * block, lane * block + (tiled - self.starts[tiled])
+        monoid, dtypes = self.serial(scan)
         name = self.builder.name(f"{scan.monoid}_scan")
-        return Carry(self.builder.start(Accumulator(name, scan.monoid, scan.part_dtypes, lanes)), lane)
+        return Carry(self.builder.start(Accumulator(name, monoid, dtypes, lanes)), lane)
 
     def rounds(self, reduce: Reduce) -> Poly | None:
         """None where one of the sweeps is cut into pieces."""

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 from ..analysis.conditions import breakpoints, ordered, specialise
@@ -20,7 +21,7 @@ from ..analysis.inline import scans
 from ..analysis.nest import Nest, NestStore
 from ..analysis.refine import polys_of
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Reduce, Scan
+from ..ir.expr import Expr, Part, Reduce, Scan, postorder
 from ..ir.kernel import Accumulator, Kernel, Let, Operand, Var
 from ..ir.poly import Axis, Poly, Quotient, Remainder, Symbol, nonnegative
 from ..ir.target import Target
@@ -116,6 +117,16 @@ class Leaf(ABC):
     def carrier(self, item: Item, rows: int) -> Item:
         """A reduction over `rows` positions of the split class, with states that stay for the whole program."""
 
+    def serial(self, scan: Scan) -> tuple[str, tuple[DType, ...]]:
+        """The monoid of a scan whose positions come one by one, and its parts: those that somebody reads."""
+        if scan.monoid != "linear" or any(e.source.monoid == "linear" and not e.index for e in self._parts):
+            return scan.monoid, scan.part_dtypes
+        return "linear_step", scan.part_dtypes[1:]
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return [e for e in postorder(self.nest.values) if isinstance(e, Part) and isinstance(e.source, Scan)]
+
     @abstractmethod
     def carry(self, scan: Scan, alone: bool) -> Carry:
         """How a scan goes on in the sweep that comes. `alone`: positions come one by one."""
@@ -203,6 +214,10 @@ class Leaf(ABC):
         bindings = self.builder.bound()
         finished = [r for scope in self.builder.scopes for r in scope.parts]
         inside = [i for i in items if i.store is None or not _outside(i.store, axis, low, high)]
+        for scan, state in [found for scope in self.builder.scopes for found in scope.carries.items()]:
+            (part,) = specialise((Part(scan, 0),), bindings, finished)  # the same scan, as it is in here
+            if isinstance(part, Part) and isinstance(part.source, Scan):
+                self.builder.here.carries[part.source] = state
         return [replace(i, values=specialise(i.values, bindings, finished)) for i in inside]
 
     # --- online sweeps ---

@@ -9,15 +9,16 @@ have nothing in common share a launch: a program's number says to which kernel i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..analysis.access import estimate, numel
 from ..analysis.contraction import Carried, Contraction
 from ..analysis.nest import NestStore
 from ..analysis.passes import passes, shares_out
+from ..analysis.price import price
 from ..ir.expr import Pointwise, postorder
-from ..ir.kernel import Kernel, ScheduledGroup
+from ..ir.kernel import ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
@@ -29,6 +30,7 @@ from .split import finished
 from .workspace import Workspace
 
 LEAST_STEPS = 4  # of a chunk
+MOST_ASKED = 0.03  # of a kernel's time: for the answer to what data leaves of it, of which nothing is known before
 PROGRAMS = 2  # for each processor
 
 
@@ -42,16 +44,20 @@ def schedule_products(
     """The kernels of contractions that share a launch, each with its schedule."""
     tiles = [tiles_of(s, c) for s, c in zip(schedules, contractions, strict=True)]
     if len(contractions) > 1:
-        return ScheduledGroup((_side_by_side(contractions, target, name, origins, tiles),))
+        return _after_questions(lambda asks: _side_by_side(contractions, target, tiles, asks), target, name, origins)
     ((c,), (own,)) = contractions, tiles
     whole = ProductScheduler(c, target, own)
     chunk, steps = (None, Poly.ZERO) if c.entering else _chunk(c, whole, target)
     if chunk is None and not c.entering:
-        return ScheduledGroup((whole.build(name, origins),))
-    part = ProductScheduler(c, target, own, chunk, steps)
-    waiting = list(c.waiting) or part.stores
+        return _after_questions(lambda asks: [ProductScheduler(c, target, own, asks_tiles=asks)], target, name, origins)
+    waiting = list(c.waiting) or whole.stores
     workspace = Workspace(name, waiting[0].buffer.device)
-    part.stores = _tile_states(part, workspace) if chunk is None else _chunk_states(c, chunk, workspace)
+    stores = _tile_states(whole, workspace) if chunk is None else _chunk_states(c, chunk, workspace)
+
+    def part(asks: bool) -> list[ProductScheduler]:
+        return [ProductScheduler(c, target, own, chunk, steps, asks_tiles=asks, stores=stores)]
+
+    scheduled = _after_questions(part, target, name, origins)
     results = postorder([s.value for s in waiting], into_reductions=False)
     chooses = chunk is not None and any(isinstance(e, Pointwise) and e.op == "where" for e in results)
     domains = dict.fromkeys(s.domain if c.entering else None for s in waiting)  # results of one shape are one kernel
@@ -60,7 +66,27 @@ def schedule_products(
     if chunk is not None:  # every program merges the maxima anew
         shared = frozenset.intersection(*(s.domain for s in waiting))
         tails = [replace(tail, outer=tuple(a for a in tail.classes if a in shared)) for tail in tails]
-    return finished(part.build(f"{name}_partial", origins), tails, workspace, target, name)
+    first = replace(scheduled.main, name=f"{name}_partial")
+    following = finished(first, tails, workspace, target, name)
+    kernels = (*scheduled.kernels[:-1], *following.kernels)
+    return replace(scheduled, kernels=kernels, workspace=(*scheduled.workspace, *following.workspace))
+
+
+def _after_questions(
+    make: Callable[[bool], list[ProductScheduler]], target: Target, name: str, origins: tuple[Origin, ...]
+) -> ScheduledGroup:
+    """One kernel, after those that find out what data leaves of its sweeps; conditions are computed for all rows and
+    columns only where that takes a small part of its time."""
+    for asks in (True, False):
+        schedulers = make(asks)
+        built = [s.build(name, origins) for s in schedulers]
+        kernel = built[0] if len(built) == 1 else joined(built)
+        before = [(k, s.questions.tiled) for s in schedulers for k in s.questions.kernels(target, name, origins)]
+        asked_us = sum(price(k, target).total_us for k, tiled in before if tiled)
+        if asked_us <= MOST_ASKED * price(kernel, target).total_us:
+            break
+    answers = tuple(b for s in schedulers for b in s.questions.buffers)
+    return ScheduledGroup((*(k for k, _ in before), kernel), answers, len(before))
 
 
 def _tile_states(part: ProductScheduler, workspace: Workspace) -> list[NestStore]:
@@ -134,15 +160,16 @@ def _row_chunks(c: Contraction, whole: ProductScheduler, steps: int, target: Tar
 
 
 def _side_by_side(
-    contractions: Sequence[Contraction], target: Target, name: str, origins: tuple[Origin, ...], tiles: Sequence[Tiles]
-) -> Kernel:
+    contractions: Sequence[Contraction], target: Target, tiles: Sequence[Tiles], asks: bool
+) -> list[ProductScheduler]:
     """One kernel of several. They agree on warps, stages, whether programs stay, and the width of offsets."""
     schedulers: list[ProductScheduler] = []
     for c, own in zip(contractions, tiles, strict=True):
-        schedulers.append(ProductScheduler(c, target, own, company=schedulers[0] if schedulers else None))
+        company = schedulers[0] if schedulers else None
+        schedulers.append(ProductScheduler(c, target, own, company=company, asks_tiles=asks))
     warps, stages = max(t.warps for t in tiles), min(t.stages for t in tiles)
     resident, wide = all(t.resident for t in tiles), any(s.wide for s in schedulers)
     for s in schedulers:
         s.tiles = replace(s.tiles, warps=warps, stages=stages, resident=resident)
         s.wide = wide
-    return joined([s.build(name, origins) for s in schedulers])
+    return schedulers

@@ -21,7 +21,7 @@ from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.passes import Pass, passes
 from ..analysis.rows import row_reductions
-from ..analysis.visits import RowTile, usually_grows
+from ..analysis.visits import RowTile, expected, spelled, usually_grows
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, substitute_axes
@@ -33,12 +33,14 @@ from .builder import Finished
 from .matrix_tiles import COLUMN, ROW, MatrixTiles
 from .online import carry
 from .product_schedules import FEW_ROWS, GROUPED, Tiles, matrices, schedule_of
+from .questions import Questions
 from .reuse import larger_than_cache
 from .sweep_spans import WHOLE, Span, Visited, spans
 from .tiles import has_far_values, needs_wide
 
 LEAST_STEPS = 8  # of a sweep for which it is asked what data leaves of it
 SEEN_BY_THREAD = 16  # positions at a time of that question
+ROUNDS, PROGRAMS = 2, 2  # of programs on a processor, for which kernels before this one answer it
 MOST_STREAMED = 4  # times the chip's cache (see `_streams`): on one H200, 134 MB gain 4 % and 268 MB lose as much
 
 
@@ -67,14 +69,20 @@ class ProductScheduler(MatrixTiles):
         chunk: Axis | None = None,
         steps: Poly = Poly.ZERO,
         company: ProductScheduler | None = None,
+        asks_tiles: bool = True,
+        stores: Sequence[NestStore] | None = None,
     ) -> None:
-        """`chunk`: which part of the swept class a program has, of so many steps."""
+        """`chunk`: which part of the swept class a program has, of so many steps. `stores`: in the place of the nest's.
+
+        `asks_tiles`: kernels before this one may compute conditions for all rows and columns.
+        """
         super().__init__(company)
         self.c, self.target, self.tiles = contraction, target, tiles
         self.depth = tiles.depth  # of a product's own sum; 0: all of it
         self.chunk, self.steps = chunk, steps
         self.passing = list(self.c.passing)  # stores inside a sweep that are not done
-        self.stores = [s for s in self.c.nest.stores if s not in self.passing]  # at the end of the program
+        at_end = [s for s in self.c.nest.stores if s not in self.passing]
+        self.stores = list(stores) if stores is not None else at_end
         self.numbers = {  # rows and columns -> the number of the tile
             cls: Axis(f"{cls.name}t", (cls.extent + lanes - 1) // lanes)
             for cls, lanes in ((self.c.rows, tiles.rows), (self.c.columns, tiles.columns))
@@ -83,6 +91,9 @@ class ProductScheduler(MatrixTiles):
         touched = (*loads_of(s.value for s in nest_stores), *(s.buffer for s in nest_stores))
         self.wide = any(map(needs_wide, touched))
         self.streams = False  # blocks that hardware copies are read once
+        self.asks_tiles = asks_tiles
+        numbered = (*self.c.grid, self.numbers[self.c.rows])
+        self.questions = Questions(self.builder.name("visits"), numbered, nest_stores[0].buffer.device)
 
     def build(self, name: str, origins: tuple[Origin, ...]) -> ir.Kernel:
         """The whole kernel."""
@@ -96,6 +107,7 @@ class ProductScheduler(MatrixTiles):
         kernel = self.builder.kernel(self.c.nest, (*self.stores, *self.c.passing), name, origins, schedule, work)
         return replace(
             kernel,
+            reads=(*kernel.reads, *self.questions.answers),
             warps=self.tiles.warps,
             stages=self.tiles.stages,
             wide=self.wide or has_far_values(kernel.body),
@@ -149,7 +161,9 @@ class ProductScheduler(MatrixTiles):
             if len(r.over) == 1 and rows in r.axes:
                 counts = needed(r.inputs[0], r.monoid, r.monoid == "max")
                 ranges = find_ranges(counts, rows, r.over[0], Poly.ZERO, 1)
-                if usually_grows(counts, rows) or any(b.upper and b.slope > 0 for one in ranges for b in one):
+                if usually_grows(counts, rows, r.over[0]) or any(
+                    b.upper and b.slope > 0 for one in ranges for b in one
+                ):
                     return True
         return False
 
@@ -171,7 +185,14 @@ class ProductScheduler(MatrixTiles):
         loop = Axis(self.builder.name(stem), (cls.extent + step - 1) // step)
         with self.builder.block(
             lambda body: ir.Loop(
-                loop, loop.extent, "sweep", body, after=span.after, before=span.before, seldom=span.seldom
+                loop,
+                loop.extent,
+                "sweep",
+                body,
+                after=span.after,
+                before=span.before,
+                seldom=span.seldom,
+                part=span.part,
             )
         ):
             for dim in dims:
@@ -300,11 +321,15 @@ class ProductScheduler(MatrixTiles):
         `split`: and, within that, a range of columns whose conditions hold for every row.
         """
         rows, swept = self._sides_of_terms()
-        tile = RowTile(rows, swept, Axis("visited", rows.extent), self._all_rows)
-        some_row = tile.some_row(counts)
-        if some_row is None or estimate(swept.extent) < LEAST_STEPS * self.tiles.step:
+        if estimate(swept.extent) < LEAST_STEPS * self.tiles.step:
             return Visited()
-        every_row = tile.every_row(counts) if split else None
+        tile = RowTile(rows, swept, Axis("visited", rows.extent), all_rows=self._all_rows)
+        some_row, every_row = tile.some_row(counts), tile.every_row(counts) if split else None
+        exact = some_row is not None and (every_row is not None or not split)
+        if ends := self._asked(counts, split, exact):
+            return self._visited_between(counts, ends)
+        if some_row is None:
+            return Visited()
         for r in reductions([some_row, *([every_row] if every_row is not None else [])]):
             self._fold(r, [substitute_axes(v, {r.over[0]: rows.poly()}) for v in r.inputs], self.lane(self.c.rows, ROW))
         cls = Axis(f"{self.c.swept.name}v", swept.extent)
@@ -314,15 +339,39 @@ class ProductScheduler(MatrixTiles):
         behind = pointwise("where", left, Index(here[swept] + 1), const(0, DType.I64))
         sought = [("min", pointwise("where", left, place, end)), ("max", behind)]
         if every_row is None:
-            first, last = map(self._position, self._extremes(cls, *sought))
-            return Visited((first,), (last,))
+            return self._visited_between(counts, self._extremes(cls, *sought))
         holds = substitute_axes(every_row, here)
         ends = self._extremes(cls, *sought, ("min", pointwise("where", holds, place, end)))
         early = pointwise("lt", place, ends[-1])
         ends += self._extremes(cls, ("min", pointwise("where", pointwise("bitor", holds, early), end, place)))
-        first, last, settled, doubtful = map(self._position, ends)
+        return self._visited_between(counts, ends)
+
+    def _visited_between(self, counts: Formula, found: list[Expr]) -> Visited:
+        """The columns between the first and the last that count; of four ends, all that count between the last two."""
+        part, (first, last, *settled) = expected(counts, *self._sides_of_terms()), map(self._position, found)
+        if not settled:
+            return Visited((first,), (last,), part=part)
         holding = counts.parts if isinstance(counts, Every) else (counts,)
-        return Visited((first,), (last,), holding, (settled,), (doubtful,))
+        return Visited((first,), (last,), holding, (settled[0],), (settled[1],), part)
+
+    def _asked(self, counts: Formula, split: bool, exact: bool) -> list[Expr]:
+        """The same ends, found by kernels before this one; none where they are found in this kernel, or not at all.
+
+        Programs that follow others on their processor read what is known. A condition without an `exact` test of
+        columns is computed once for all rows and columns.
+        """
+        (rows, swept), outer = self._sides_of_terms(), {*self.questions.outer}
+        number, lanes = self.numbers[self.c.rows], self.tiles.rows
+        tile = RowTile(rows, swept, Axis("visited", Poly.of(lanes)), number * lanes, self._all_rows)
+        if not exact and self.asks_tiles:
+            condition = spelled(counts, every=False)
+            if any(loads_of([condition])) and condition.axes <= {*outer, rows, swept}:
+                return self.questions.ask_tiles(tile, lanes, self.tiles.step, counts, split)
+        some_row, every_row = tile.some_row(counts), tile.every_row(counts) if split else None
+        follow = self.programs() >= ROUNDS * PROGRAMS * self.target.processors
+        if some_row is None or not follow or not some_row.axes <= {*outer, swept}:
+            return []
+        return self.questions.ask(tile, lanes, some_row, every_row)
 
     def _all_rows(self, condition: Positive) -> Expr | None:
         """What a column must pass for an inequality of positions to hold for every row of this tile."""
@@ -347,7 +396,8 @@ class ProductScheduler(MatrixTiles):
     def _position(self, value: Expr) -> Poly:
         """A position that the kernel has computed, as a bound of loops."""
         var = ir.Var(self.builder.name("end"), DType.I32)
-        self.builder.add(ir.Let(var, "single", (self.builder.emit(value),)))
+        op = "cast" if isinstance(value, Load) else "single"  # of a number, or of a tile of one
+        self.builder.add(ir.Let(var, op, (self.builder.emit(value),)))
         return Symbol(var.name, 0).poly()
 
     def _step(self, first: list[_Running], second: list[_Running], reference: ir.Local | None, span: Span) -> None:

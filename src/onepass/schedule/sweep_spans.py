@@ -23,6 +23,7 @@ class Span:
     after: tuple[Poly, ...] = ()
     before: tuple[Poly, ...] = ()
     seldom: bool = False  # data says how many steps there are, and few are expected
+    part: float = 1.0  # of the steps between these ends, what data is expected to leave
 
 
 WHOLE = Span()
@@ -40,6 +41,7 @@ class Visited:
     holding: tuple[Formula, ...] = ()
     settled: tuple[Poly, ...] = ()
     doubtful: tuple[Poly, ...] = ()
+    part: float = 1.0  # of the positions, as is expected
 
 
 def spans(ranges: list[Range], step: int, resolve: Callable[[Poly], Poly], visited: Visited = Visited()) -> list[Span]:
@@ -72,7 +74,8 @@ def spans(ranges: list[Range], step: int, resolve: Callable[[Poly], Poly], visit
         doubtful = begun(b.tight for b in checked if b.upper)
     if settled:  # where both ends are close this has all
         found.append(Span((), starts, (*ends, *settled), bool(visited.holding)))
-    found.append(Span(holding, (*starts, *settled), (*ends, *doubtful)))
+    part = 1.0 if any(b.slope for b in ranges[-1]) else visited.part  # what positions rule out is counted
+    found.append(Span(holding, (*starts, *settled), (*ends, *doubtful), part=part))
     if doubtful:
         found.append(Span((), (*starts, *settled, *doubtful), ends, bool(visited.holding)))
     return found

@@ -14,6 +14,7 @@ from ..analysis.access import estimate, numel, power_above, tile_elements
 from ..analysis.carried import Pieces, fits_whole, row_pieces
 from ..analysis.legality import NARROW_COLUMNS
 from ..analysis.nest import COLUMN_ELEMENTS, LINE_LANES, Nest, aligned_along, offsets, swept_again
+from ..analysis.scans import state_classes
 from ..ir.expr import Load, Random, postorder
 from ..ir.poly import Axis, Poly
 from ..ir.schedule import Factor, Schedule
@@ -32,6 +33,7 @@ PIECE_WARPS = 8  # of a program whose states fill most registers: fewer threads 
 SCAN_ELEMENTS = 4096  # of a tile that is scanned: threads wait for each other, so several programs share a processor
 SPARE_SHARED = 16 << 10  # for exchanges between threads
 CARRIED_ELEMENTS = 16  # of a row per thread, where states stay in registers, or scans go through threads
+STATE_ELEMENTS = 1024  # of a program with several states for each row
 STAGES = 3  # loads in flight ahead of a sweep
 TILE_AXES = 3
 
@@ -107,6 +109,7 @@ class _Rules(AxisOrder):
         moments = any(r.monoid == "welford" for r in self.reduces)  # three states for every lane
         self.odd = not self.aligned or moments
         self.scanned, self.scan_elements = bool(nest.scans), min(SCAN_ELEMENTS, 128 * target.thread_elements)
+        self.states = state_classes(nest)
         self.budget = self._budget()
 
     def tiles(self) -> _Tiles:
@@ -116,6 +119,9 @@ class _Rules(AxisOrder):
             return _Tiles({}, held, self._of_chunk(power_below(max(1, ROW_ELEMENTS // tile_elements(held)))))
         if not self.inner:
             return _Tiles(self._pointwise_blocks())
+        if self.states:
+            held = tuple(a for a in self.inner if a in self.states)
+            return _Tiles(self._state_blocks(tile_elements(held)), held)
         if (across := self._across()) is not None:
             tiles = self._transposing(across)
         elif held := self._held():
@@ -166,6 +172,8 @@ class _Rules(AxisOrder):
 
     def stages(self, tiles: _Tiles) -> int:
         """Loads in flight; a program that has a row to itself has enough on its way."""
+        if self.states:
+            return STAGES
         ahead = not tiles.alone or len(self.inner) > 1
         return STAGES if (tiles.lanes > 1 or self.rows is not None) and ahead and self.aligned else 0
 
@@ -278,6 +286,14 @@ class _Rules(AxisOrder):
         limit = 64 if self.columns else self.target.held_elements * 4 // max(4, live + len(self.reduces))
         limit = min(limit, self.scan_elements) if self.scanned else limit
         return tuple(inner) if tile_elements(inner) <= limit else ()
+
+    def _state_blocks(self, states: int) -> dict[Axis, int]:
+        """Rows of a program that has a number of states for each, one position of their scans after another."""
+        if not self.outer:
+            return {}
+        axis = max(self.outer, key=lambda a: (self.score(a), -self.strides.get(a, 0), self.outer.index(a)))
+        rows = self._spread(min(power_above(axis.extent.constant), max(1, STATE_ELEMENTS // states)), 8)
+        return {axis: rows} if rows > 1 else {}
 
     def _square_blocks(self, held: Sequence[Axis]) -> dict[Axis, int]:
         """Held axes that are contiguous in different accesses: each side goes on along the outer axis that continues

@@ -96,7 +96,8 @@ class Tiles(Leaf):
 
     def accumulator(self, reduce: Reduce, lanes: int) -> ir.Accumulator:
         striped = self.striped if lanes > 1 else ()
-        return self._states(reduce, lanes, (*self.program_tiles, *striped), striped)
+        held = (self.held[a] for a in self.held if a in reduce.axes)
+        return self._states(reduce, lanes, (*self.program_tiles, *held, *striped), striped)
 
     def running_accumulator(self, reduce: Reduce, lanes: int) -> ir.Accumulator:
         """One state for the whole tile: carrying one to a new reference is cheaper than carrying every lane's.
@@ -127,7 +128,11 @@ class Tiles(Leaf):
     def carry(self, scan: Scan, alone: bool) -> Carry:
         if scan.over in self.held:
             return Carry(None, along=self.held[scan.over])
-        states = self._states(scan, 1, tuple(self.program_tiles))
+        held = (self.held[a] for a in self.held if a in scan.axes)
+        states = self._states(scan, 1, (*self.program_tiles, *held))
+        if alone:
+            monoid, dtypes = self.serial(scan)
+            states = replace(states, monoid=monoid, dtypes=dtypes)
         return Carry(self.builder.start(states), along=None if alone else self.lane)
 
     def fold(self, reduce: Reduce, values: tuple[ir.Operand, ...]) -> None:

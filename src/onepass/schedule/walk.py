@@ -12,6 +12,7 @@ from dataclasses import replace
 from ..analysis.access import estimate
 from ..analysis.inline import reductions
 from ..analysis.nest import Nest, direct_reductions
+from ..analysis.scans import state_classes
 from ..ir.expr import Expr, Reduce, Scan, postorder, substitute_axes
 from ..ir.kernel import Accumulate, Accumulator, Kernel, WriteLocal
 from ..ir.poly import Axis, Poly, product
@@ -46,6 +47,7 @@ class Walker:
     def __init__(self, nest: Nest, target: Target, schedule: Schedule) -> None:
         self.nest, self.layout, self.builder = nest, Layout(nest, schedule), Builder()
         self.leaf: Leaf = (Tiles if target.warp else Lanes)(nest, target, self.layout, self.builder)
+        self.states = state_classes(nest)
         self.keeping: dict[Expr, Kept] = {}  # values the sweep being built leaves in scratch
 
     def build(self, name: str, origins: tuple[Origin, ...]) -> Kernel:
@@ -137,6 +139,9 @@ class Walker:
             for r in reductions(item.values)
             if not r.axes <= axes and r.axes <= axes | item.domain and not self._is_finished(r)
         }
+        if self.states:  # a state for each of their positions: they are swept at each position of the scan
+            direct = postorder(list(item.values), into_reductions=False)
+            extras |= {frozenset({e.over}) for e in direct if isinstance(e, Scan) and e.over not in axes}
         return min(extras, key=lambda e: (len(e), sorted(a.name for a in e)), default=frozenset())
 
     # --- states ---
@@ -195,9 +200,16 @@ class Walker:
 
     def _carries(self, cluster: list[Item], inner: frozenset[Axis], nested: frozenset[Axis]) -> dict[Scan, Carry]:
         """The states that scans of a cluster have before its sweep."""
-        values = postorder([v for i in cluster for v in i.values], into_reductions=False)
+        values = [v for i in cluster for v in i.values]
+        found = dict.fromkeys(e for e in postorder(values, into_reductions=False) if isinstance(e, Scan))
+        if self.states:  # reductions inside the sweep read them, too
+            waiting = direct_reductions(values)
+            while waiting:
+                inputs = list(self._opened(waiting.pop()).values)
+                found |= dict.fromkeys(e for e in postorder(inputs, into_reductions=False) if isinstance(e, Scan))
+                waiting += direct_reductions(inputs)
         opened = {*inner, *nested, *self.layout.held}
-        return {e: self.leaf.carry(e, e.over in nested) for e in values if isinstance(e, Scan) and e.over in opened}
+        return {e: self.leaf.carry(e, e.over in nested) for e in found if e.over in opened}
 
     def _innermost(self, cluster: list[Item], inner: frozenset[Axis]) -> None:
         """Loops over `inner`, the last of which is the leaf's, with every item computed at each position."""
