@@ -58,6 +58,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--at-once", type=int, default=1, help="rows that compile side by side and are measured in turns"
     )
+    parser.add_argument("--lock", default="", help="a file by which runs at the same time take turns, with --at-once")
     parser.add_argument("--note", default="", help="models: a sentence for the report, of the machine's state, say")
     parser.add_argument("--out", type=Path, help="folder for the results; a partial run writes none without it")
     arguments = parser.parse_args()
@@ -119,7 +120,7 @@ def run_workloads(arguments: argparse.Namespace) -> dict[str, Any]:
         left = [w for w in workloads if w.name not in kept.rows]
         rows = ((w.name, measure(w, *settings)) for w in left)
         if arguments.at_once > 1:
-            rows = apart(arguments.set, [w.name for w in left], arguments.at_once, *settings)
+            rows = apart(arguments.set, [w.name for w in left], arguments.at_once, arguments.lock, *settings)
         for number, (row, measured) in enumerate(rows, 1):
             kept.row(row, lambda measured=measured: measured)
             _say(f"[{number}/{len(left)}] {row}: {progress_text(measured)}")
@@ -142,7 +143,7 @@ def run_models(arguments: argparse.Namespace) -> dict[str, Any]:
     kept = _kept(arguments, result, arguments.systems)
     chosen = part_of(select(device, arguments.only, name, quick), arguments.shard)
     with tempfile.NamedTemporaryFile() as lock:
-        turns = (arguments.at_once, lock.name) if arguments.at_once > 1 else ()
+        turns = (arguments.at_once, arguments.lock or lock.name) if arguments.at_once > 1 else ()
         settings = Settings(device, arguments.systems, result["rounds"], not arguments.no_compile_time, *turns)
         found = run_rows(chosen, settings, kept, arguments.minutes, _say)
     everything = [row.name for row in select(device, "", name, quick)]

@@ -29,7 +29,7 @@ def turn(lock: str) -> Iterator[None]:
 
 
 def apart(
-    name: str, workloads: list[str], at_once: int, systems: list[str], *settings: Any
+    name: str, workloads: list[str], at_once: int, lock: str, systems: list[str], *settings: Any
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of the set `name`, each measured in a fresh process, as they are ready. `settings`: scale, rounds, device,
     folder of the caches."""
@@ -37,9 +37,9 @@ def apart(
 
     environment = {**os.environ, "KINETO_LOG_LEVEL": "99"}
     flags = ("scale", "rounds", "device", "caches", "lock")
-    with ThreadPoolExecutor(at_once) as pool, tempfile.NamedTemporaryFile() as lock:
+    with ThreadPoolExecutor(at_once) as pool, tempfile.NamedTemporaryFile() as own:
         given = [f"--systems={','.join(systems)}"]
-        given += [f"--{flag}={value}" for flag, value in zip(flags, (*settings, lock.name), strict=True)]
+        given += [f"--{flag}={value}" for flag, value in zip(flags, (*settings, lock or own.name), strict=True)]
         run = lambda w: in_fresh_process("benchmarks.turns", [name, w, *given], environment, _LIMIT_SECONDS)  # noqa: E731
         waiting = {pool.submit(run, workload): workload for workload in workloads}
         for ended in as_completed(waiting):

@@ -27,11 +27,11 @@ from .ir.target import Target, find_target
 from .lowering.fingerprint import graph_constants, graph_fingerprint, kernel_device, reattach
 from .resources import build_entry
 from .runtime.builders import INTERPRETED, builder_for
-from .runtime.cache import default_cache
-from .runtime.device import runs_here
+from .runtime.cache import Cache, default_cache
+from .runtime.device import has_other_ranks, runs_here
 from .runtime.entries import GraphEntry, load_graph, save_graph
 from .runtime.executable import Executable
-from .runtime.kernels import LoadedKernel
+from .runtime.kernels import Builder, LoadedKernel
 from .runtime.launcher import launcher
 from .runtime.stopwatch import Stopwatch, stopwatch_for
 
@@ -90,23 +90,49 @@ def _compile_alone(
 ) -> Compiled:
     builder = builder_for(target)
     cache = default_cache() if options.cache and not options.observes else None  # what is stored has no wrapper
-    measures = options.tune != "off" and not is_planning()
+    measures = options.tune != "off" and not is_planning() and not has_other_ranks()
     timer = (stopwatch or stopwatch_for(target, kernel_device(graph))) if measures else None
     extra = f"{options.code_key()} {target} {direction} {needs_exact(graph)} {builder.fingerprint()}"
     # What users plug in has no key that holds in another process.
     key = graph_fingerprint(graph, f"{extra} {timer.chip if timer else ''}") if rewrite is None else None
-    constants = graph_constants(graph)
-    if cache is not None and key is not None and (found := load_graph(cache, key, constants)) is not None:
-        record = reattach(found.record, found.nodes, graph)
-        record.cache = "hit"
-        report_stage(options, record)
-        try:
-            return _loaded(found, build_entry(found, record, builder, cache), record, graph, options)
-        except MalformedProgram:
-            cache.discard("graphs", key)
+    record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
+    if cache is None or key is None:
+        return _built(graph, options, record, target, builder, cache, timer, rewrite)
+    found = _found(cache, key, graph, options, builder)
+    if found is not None:
+        return found
+    with cache.building(key):  # of many processes one compiles, the others read
+        found = _found(cache, key, graph, options, builder)
+        return found or _built(graph, options, record, target, builder, cache, timer, rewrite)
+
+
+def _found(cache: Cache, key: str, graph: GraphModule, options: Options, builder: Builder) -> Compiled | None:
+    """The graph as the cache has it."""
+    found = load_graph(cache, key, graph_constants(graph))
+    if found is None:
+        return None
+    record = reattach(found.record, found.nodes, graph)
+    record.cache = "hit"
+    report_stage(options, record)
+    try:
+        return _loaded(found, build_entry(found, record, builder, cache), record, graph, options)
+    except MalformedProgram:
+        cache.discard("graphs", key)
+        return None
+
+
+def _built(
+    graph: GraphModule,
+    options: Options,
+    record: CompileRecord,
+    target: Target,
+    builder: Builder,
+    cache: Cache | None,
+    timer: Stopwatch | None,
+    rewrite: Rewriter | None,
+) -> Compiled:
     if not is_planning() and kernel_device(graph) != "cpu" and can_run(target.name, graph):
         launcher()  # where nothing can be launched nothing is compiled
-    record = CompileRecord(direction=direction, target=target.name, key=key or "", cache="miss" if cache else "off")
     from .building import Building  # here, because a hit does without
 
     try:
@@ -118,8 +144,8 @@ def _compile_alone(
     report_stage(options, record)
     if made.wrapper is not None:
         compiled = replace(compiled, call=made.wrapper(compiled.call))
-    if cache is not None and key is not None and record.cache == "miss":
-        save_graph(cache, key, made.entry, constants)
+    if cache is not None and record.key and record.cache == "miss":
+        save_graph(cache, record.key, made.entry, graph_constants(graph))
     return compiled
 
 

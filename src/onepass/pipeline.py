@@ -105,7 +105,7 @@ def lower(
     record: CompileRecord,
     rewrite: Callable[[Program], Program] | None = None,
 ) -> LoweredGraph:
-    """What a graph computes. `rewrite`: what users plug in (`plugging.py`)."""
+    """What a graph computes. `rewrite`: what users plug in (`plugging/`)."""
     with stage(record, "lower"):
         device = "" if target.language == "c" else kernel_device(graph)
         program = lower_graph(

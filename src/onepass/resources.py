@@ -157,9 +157,13 @@ class Resources:
     def _facts(
         self, kernels: Sequence[KernelRecord], name: str, schedule: Schedule | None, planned: PlannedGraph
     ) -> _Seen:
-        """The facts of a group's kernels; a group with products has them in its first kernel."""
+        """The facts of a group's kernels; a group with products has them in the first one that sweeps."""
         candidates = [*self._candidates(name, planned)] if schedule else [schedule]
-        first, target, ruled = max(kernels, key=lambda k: k.work), planned.target, schedule in candidates
+        first, target, ruled = (
+            next((k for k in kernels if not k.asks), kernels[0]),
+            planned.target,
+            schedule in candidates,
+        )
         tried, products = candidates.index(schedule) if ruled else 0, planned.names[name].products
         held, wanted = (
             target.resident_programs(first.registers, max(0, first.shared_bytes - uncounted), first.threads)

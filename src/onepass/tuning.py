@@ -282,8 +282,8 @@ def _version(
     trial = emit_trial(scheduled)
     if isinstance(trial, Refusal):
         return trial
-    sources, numbers = emit_kernels(planned, list(scheduled.kernels), name == next(iter(planned.names)))
-    own = tuple(sources[numbers[k]] for k in scheduled.kernels)
+    sources, numbers = emit_kernels(planned, list(scheduled.timed), name == next(iter(planned.names)))
+    own = tuple(sources[numbers[k]] for k in scheduled.timed)
     return _Version(changes, schedule or scheduled.main.schedule, own, trial)
 
 

@@ -7,9 +7,9 @@ import torch
 
 from onepass.analysis.inline import scans
 from onepass.analysis.legality import bare
-from onepass.analysis.scans import cannot_chunk, cannot_scan, upright
+from onepass.analysis.scans import cannot_chunk, cannot_scan, state_classes, upright
 from onepass.ir.dtypes import DType
-from onepass.ir.expr import Expr, Load, Part, Reduce, Scan, pointwise
+from onepass.ir.expr import Expr, Index, Load, Part, Reduce, Scan, const, pointwise
 from onepass.ir.interpret import evaluate
 from onepass.ir.plan import Store
 from onepass.ir.poly import Axis, Poly
@@ -47,6 +47,39 @@ def test_what_is_read_from_the_end_is_scanned_from_the_end() -> None:
     assert upright(plain) is plain
 
 
+def test_what_is_read_one_position_before_is_a_scan_of_that() -> None:
+    """Also from the end; the first position has what the monoid begins with, and a reader may have another value."""
+    x = torch.randn(4, 6)
+    ends = ((J - 1, False, J.poly()), (J + 1, True, M - 1 - J), (M - 2 - J, False, M - 1 - J))
+    for place, reverse, numbered in ends:
+        inside = pointwise("lt", const(0, DType.I64), Index(numbered))
+        value = pointwise("where", inside, total(place, reverse=reverse), const(7.0, DType.F32))
+        near = upright(value)
+        (scan,) = scans([near])
+        assert scan.at.axis is J
+        torch.testing.assert_close(evaluate(near, (I, J), {A: x}, {}), evaluate(value, (I, J), {A: x}, {}))
+
+
+def state_of(decay: Axis) -> Scan:
+    """A state for each position of `decay`."""
+    value = Load(A, (I.poly(), K.poly())) * pointwise("cast", Index(decay.poly()), dtype=DType.F32)
+    return Scan("sum", (value,), K, J.poly())
+
+
+def test_states_inside_a_program() -> None:
+    """A scan may have several states at each position: they are reduced there, once."""
+    state = Part(state_of(L), 0)
+    summed = Part(Reduce("sum", (state,), (L,)), 0)
+    nest = bare([Store(OUT, (I, J), summed)])
+    (scan,) = nest.scans
+    assert cannot_scan(nest) is None and len(state_classes(nest)) == 1 and scan.over not in nest.outer
+    assert cannot_chunk(nest, scan.over) is not None
+    again = Part(Reduce("sum", (pointwise("div", state, summed),), (L,)), 0)
+    assert "again" in (obstacle(again) or "")
+    other = Axis("r2", Poly.of(1000))
+    assert "too many states" in (obstacle(Part(Reduce("sum", (Part(state_of(other), 0),), (other,)), 0)) or "")
+
+
 def test_open_in_a_nest() -> None:
     """The axis of a scan is the class that it is read along, and no program owns a part of it."""
     nest = bare([Store(OUT, (I, J), total(J.poly()) * at(J.poly()))])
@@ -58,7 +91,7 @@ def test_open_in_a_nest() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (total(J - 1), "other positions"),
+        (total(J - 2), "other positions"),
         (total(Poly.ZERO), "other positions"),
         (total(J.poly()) + total(J.poly(), reverse=True), "both ways"),
         (Part(Reduce("sum", (pointwise("mul", total(J.poly()), at(L.poly())),), (L,)), 0), "made of|inside|position"),

@@ -195,6 +195,24 @@ def test_compiled_autograd_gets_zeros() -> None:
         torch.testing.assert_close(*found)
 
 
+def test_compiled_autograd_runs_its_graph_by_us() -> None:
+    torch._dynamo.reset()
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return torch.layer_norm(torch.tanh(x @ w), w.shape[1:]).square().mean()
+
+    run, found = torch.compile(loss, backend="onepass", options=OPTIONS), []
+    with record_compilations() as records:
+        for each in (run, loss):
+            x, w = (t.detach().requires_grad_() for t in operands()[:2])
+            whole = torch._dynamo.compiled_autograd._enable(torch.compile(backend="onepass", options=OPTIONS))
+            with whole if each is run else contextlib.nullcontext():
+                each(x, w).backward()
+            found.append([x.grad, w.grad])
+    torch.testing.assert_close(*found)
+    assert [r.direction for r in records] == ["forward", "inference"] and all(r.kernels for r in records)
+
+
 def test_parts_of_a_tensor_subclass() -> None:
     """Torch passes one None for two tensors: it is asked for zeros. It has none for a subclass, and says so."""
     torch._dynamo.reset()

@@ -264,7 +264,7 @@ def test_a_gpu_run_from_end_to_end_on_a_stand_in(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     arguments = SimpleNamespace(
         device="cuda", only="softmax", systems=["eager", "hand"], quick=True, rounds=None, no_compile_time=True,
-        sweep=False, out=tmp_path, set="memory", resume=None, at_once=1,
+        sweep=False, out=tmp_path, set="memory", resume=None, at_once=1, lock="",
     )  # fmt: skip
     monkeypatch.setattr(command, "_arguments", lambda: arguments)
     monkeypatch.setattr(command, "missing", lambda system, device: "")

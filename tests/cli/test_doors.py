@@ -77,8 +77,8 @@ assert "torch" not in sys.modules and "profile" in dir(sys.modules["onepass"])
 
 def test_the_package_shows_what_is_public() -> None:
     assert dir(onepass) == [
-        "Explanation", "FallbackWarning", "KernelWarning", "OnepassError", "Profile", "__version__", "explain", "fuse",
-        "jit", "keep", "kernel", "no_fuse", "profile", "recompute", "replace", "save",
+        "Explanation", "FallbackWarning", "KernelWarning", "OnepassError", "Profile", "__version__", "explain",
+        "export", "fuse", "jit", "keep", "kernel", "load", "no_fuse", "profile", "recompute", "replace", "save",
     ]  # fmt: skip
     assert all(getattr(onepass, name) is not None for name in dir(onepass))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

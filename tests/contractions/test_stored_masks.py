@@ -49,7 +49,7 @@ def seen(kind: str, rows: int = ROWS, keys: int = KEYS) -> Tensor:
         "tiles": lambda: (i // 64 + j // 64) % 2 == 0,
         "middle": lambda: (j > 70) & (j < 190) & (i >= 0),
         "but one": lambda: (i != 100) | (j != 130),
-        "random": lambda: torch.rand(rows, keys, generator=torch.Generator().manual_seed(0)) < 0.02,
+        "random": lambda: torch.rand(rows, keys, generator=torch.Generator(DEVICE).manual_seed(0)) < 0.02,
     }
     return made[kind]()
 
@@ -155,6 +155,7 @@ def test_the_library_call_in_halves() -> None:
         torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.rotating
 def test_sizes_known_at_run_time() -> None:
     run = compiled(chosen, dynamic=True)
     for rows, keys in ((150, 203), (64, 512), (31, 257)):
@@ -178,10 +179,12 @@ def test_gradients(function: Attention) -> None:
 # --- kernels for chips ---
 
 
-def kernels(function: Attention, mask: Tensor, grad: bool = False) -> list[str]:
-    tensors = [torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, requires_grad=grad) for _ in range(3)]
+def kernels(
+    function: Attention, mask: Tensor, grad: bool = False, rows: int = 4096, target: str = "sm_90"
+) -> list[str]:
+    tensors = [torch.empty(4, 16, rows, 128, dtype=torch.bfloat16, requires_grad=grad) for _ in range(3)]
     with torch.set_grad_enabled(grad), unbuilt():
-        found = onepass.explain(function, *tensors, mask, target="sm_90", options={"cache": False, "strict": True})
+        found = onepass.explain(function, *tensors, mask, target=target, options={"cache": False, "strict": True})
     return [k.source for k in found.kernels]
 
 
@@ -205,11 +208,12 @@ def test_loops_where_a_mask_holds_do_not_read_it(function: Attention, monkeypatc
     assert "tl.load" not in settled and "end2" in settled and "end3" in settled
 
 
-def test_backward_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_backward_is_bounded_too(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With half of the sweep expected, to compute the weights again is predicted to be faster than to store them."""
     monkeypatch.undo()
-    make_library_slow(monkeypatch)
     with FakeTensorMode():
-        found = kernels(chosen, torch.empty(4096, 4096, dtype=torch.bool), grad=True)
+        found = kernels(chosen, torch.empty(4096, 4096, dtype=torch.bool), grad=True, target=target)
     sweeps = [k for k in found if "tl.dot" in k]
     assert len(sweeps) == 3 and all(k.count("end3") > 1 for k in sweeps)
 
@@ -221,3 +225,13 @@ def test_a_mask_for_every_head_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> 
     with FakeTensorMode():
         (kernel,) = kernels(added, torch.empty(4, 16, 4096, 4096, dtype=torch.bfloat16))
     assert "end0" not in kernel
+
+
+def test_shorter_sweeps_are_asked_where_half_is_expected_to_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few microseconds of tens: nothing is expected of numbers that are added."""
+    monkeypatch.undo()
+    make_library_slow(monkeypatch)
+    with FakeTensorMode():
+        asked = kernels(chosen, torch.empty(1024, 1024, dtype=torch.bool), rows=1024)
+        plain = kernels(added, torch.empty(1024, 1024, dtype=torch.bfloat16), rows=1024)
+    assert (len(asked), len(plain)) == (3, 1)

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
+from onepass.ir.dtypes import DType
+from onepass.ir.expr import const
 from onepass.ir.target import find_target
-from onepass.schedule import product_kernels, products
+from onepass.schedule import products
 from tests.checking import DEVICE
 from tests.contractions.judging import explained, make_library_slow
 
@@ -54,7 +56,22 @@ def after_padding(i: Tensor, j: Tensor) -> Tensor:
     return (place >= j[:, :1])[:, None, None, :] & (place <= torch.arange(i.shape[1], device=i.device)[:, None] + 60)
 
 
-MASKS = (by_positions, windowed, documents, either, neither, unequal, padding, after_padding)
+def lengths(i: Tensor, j: Tensor) -> Tensor:
+    return (torch.arange(j.shape[1], device=j.device) < j[:, :1])[:, None, None, :]
+
+
+def between(i: Tensor, j: Tensor) -> Tensor:
+    place = torch.arange(j.shape[1], device=j.device)
+    return ((place > i[:, :1]) & (place <= j[:, 1:2]))[:, None, None, :]
+
+
+def cached(i: Tensor, j: Tensor) -> Tensor:
+    return i[:, None, :, None] >= torch.arange(j.shape[1], device=j.device)
+
+
+MASKS = (
+    by_positions, windowed, documents, either, neither, unequal, padding, after_padding, lengths, between, cached
+)  # fmt: skip
 
 
 def attention(mask: Mask) -> Callable[..., Tensor]:
@@ -74,6 +91,9 @@ def data(kind: str, rows: int = ROWS, keys: int = KEYS) -> tuple[Tensor, Tensor]
         "holes": (torch.arange(n) % 97 == 50).long().repeat(2, 1),
         "repeated": (torch.arange(n) // 40).repeat(2, 1),
         "random": torch.randint(-5, 90, (2, n)),
+        "ends": torch.tensor(
+            [[-(1 << 63), (1 << 63) - 1, 3, (1 << 63) - 1], [(1 << 63) - 1, -(1 << 63), 70, 9]]
+        ).repeat(1, n // 4 + 1),
         "hidden": torch.cat([torch.full((2, n // 2), 1 << 40), torch.zeros(2, n - n // 2, dtype=torch.int64)], 1),
     }[kind]
     return made[:, :rows].clone(), made[:, :keys].clone()
@@ -96,6 +116,11 @@ def where_it_is_asked(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     monkeypatch.setattr(products, "ROUNDS", request.param)
 
 
+def ask_no_tiles(patch: pytest.MonkeyPatch) -> None:
+    """Conditions without a test of columns say nothing."""
+    patch.setattr(products, "spelled", lambda *_, **__: const(True, DType.BOOL))
+
+
 def compiled(mask: Mask, **settings: object) -> Callable[..., Tensor]:
     options = {"tune": "off", "cache": False, "strict": True}
     options |= {} if DEVICE == "cuda" else {"target": "triton-interpret"}
@@ -105,8 +130,8 @@ def compiled(mask: Mask, **settings: object) -> Callable[..., Tensor]:
 
 
 @pytest.mark.usefixtures("where_it_is_asked")
-@pytest.mark.parametrize("mask", [by_positions, documents])
-@pytest.mark.parametrize("kind", ["random", "holes"])
+@pytest.mark.parametrize("mask", [by_positions, documents, between])
+@pytest.mark.parametrize("kind", ["random", "ends"])
 def test_mixed_data(mask: Mask, kind: str) -> None:
     inputs = *operands(), *data(kind)
     torch.testing.assert_close(compiled(mask)(*inputs), attention(mask)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -115,7 +140,7 @@ def test_mixed_data(mask: Mask, kind: str) -> None:
 @pytest.mark.rotating
 @pytest.mark.usefixtures("where_it_is_asked")
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kind", ["ascending", "descending", "equal", "holes", "repeated", "random", "hidden"])
+@pytest.mark.parametrize("kind", ["ascending", "descending", "equal", "holes", "repeated", "random", "hidden", "ends"])
 def test_any_data_gives_the_values_of_eager(mask: Mask, kind: str) -> None:
     """Rows without any key that counts are NaN in both."""
     inputs = *operands(), *data(kind)
@@ -131,8 +156,8 @@ def test_narrow_integers(dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.usefixtures("where_it_is_asked")
-def test_sizes_known_at_run_time() -> None:
+def test_sizes_known_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "ROUNDS", 0)
     run = compiled(documents, dynamic=True)
     for rows, keys in ((150, 203), (64, 512), (31, 257)):
         q, k, v = (torch.randn(2, 2, n, 16) for n in (rows, keys, keys))
@@ -140,13 +165,30 @@ def test_sizes_known_at_run_time() -> None:
         torch.testing.assert_close(run(*inputs), attention(documents)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def source_of(mask: Mask, dtype: torch.dtype = torch.int64) -> str:
-    """A kernel for the H200."""
+@pytest.mark.parametrize("kind", ["holes", "random", "equal"])
+def test_a_chunk_of_keys_asks_about_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query: programs share out its keys."""
+    ask_no_tiles(monkeypatch)
+    inputs = *(torch.randn(2, 1, n, 16) for n in (1, 1501, 1501)), *data(kind, 1, 1501)
+    e = explained(attention(padding), *inputs, target="triton-interpret")
+    assert "in 4 chunks" in e.kernels[0].schedule and "for v0 in tl.range(max(0, g" in e.kernels[0].source
+    torch.testing.assert_close(
+        compiled(padding)(*inputs), attention(padding)(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True
+    )
+
+
+def kernels_of(mask: Mask, dtype: torch.dtype = torch.int64) -> list[str]:
+    """The kernels for the H200."""
     with FakeTensorMode(), torch.no_grad():
         tensors = [torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16) for _ in range(3)]
         e = explained(attention(mask), *tensors, *(torch.empty(4, 4096, dtype=dtype) for _ in range(2)))
-    (kernel,) = [k for k in e.kernels if "tl.dot" in k.source]
-    return kernel.source
+    return [k.source for k in e.kernels]
+
+
+def source_of(mask: Mask, dtype: torch.dtype = torch.int64) -> str:
+    """The one that sweeps."""
+    (kernel,) = [k for k in kernels_of(mask, dtype) if "tl.dot" in k]
+    return kernel
 
 
 def sweeps_of(mask: Mask, dtype: torch.dtype = torch.int64) -> list[str]:
@@ -159,11 +201,11 @@ def sweeps_of(mask: Mask, dtype: torch.dtype = torch.int64) -> list[str]:
 def test_which_masks_bound_a_sweep(mask: Mask) -> None:
     for loop in sweeps_of(mask):
         head = loop.splitlines()[0]
-        assert "end0" in head and "end1" in head, head
+        assert "end1" in head and ("end0" in head or mask in (lengths, cached)), head
 
 
 def test_a_condition_without_a_test_of_columns_bounds_nothing_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    ask_no_tiles(monkeypatch)
     assert not any("end0" in loop for loop in sweeps_of(unequal))
 
 
@@ -175,20 +217,27 @@ def test_masks_are_not_computed_where_they_hold_for_all_rows(mask: Mask) -> None
     assert "tl.load" not in settled and "-inf" not in settled.split("none")[0], settled
 
 
+@pytest.mark.parametrize(("mask", "loops"), [(lengths, 2), (between, 3), (cached, 2)])
+def test_ends_that_are_numbers_are_not_looked_for(mask: Mask, loops: int) -> None:
+    (kernel,) = kernels_of(mask)
+    assert kernel.count("tl.dot") == 2 * loops and "visited" not in kernel
+    assert "tl.load" not in sweeps_of(mask)[loops == 3]
+
+
 def test_later_rows_start_first_where_larger_data_leaves_them_more() -> None:
     """Later rows have larger positions as a rule, and programs with most to do should not start last."""
     turned = [mask for mask in MASKS if re.search(r"- ?g\d \*", source_of(mask))]
-    assert turned == [by_positions, windowed, neither, after_padding]
+    assert turned == [by_positions, windowed, neither, after_padding, cached]
 
 
 def test_masks_that_are_not_known_for_all_rows_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    ask_no_tiles(monkeypatch)
     assert ["tl.load" in loop for loop in sweeps_of(windowed)] == [True]
 
 
 def test_extremes_of_floats_bound_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN among the rows of a tile would hide the others."""
-    monkeypatch.setattr(product_kernels, "MOST_ASKED", 0.0)
+    ask_no_tiles(monkeypatch)
     assert not any("end0" in loop for loop in sweeps_of(by_positions, torch.float32))
 
 

@@ -53,7 +53,8 @@ measurement is more than 1.25 times the predicted time (`max`: 1.03), neighbours
 and timed too: other numbers of warps, other tiles, loads that run ahead or do not. `quick` tries at most 4 for at
 most about a second per kernel, 3 seconds per graph, `max` 24; one is taken if it is faster by more than 2 %, and
 never one that spills registers where another does not. Nothing is measured for kernels predicted below 10 µs, for
-targets that are not here, on CPUs, for `explain` on fake tensors, while a CUDA graph is captured, or where the
+targets that are not here, on CPUs, for `explain` on fake tensors, while a CUDA graph is captured, in a process
+group of several ranks (their decisions must be equal), or where the
 tensors would take more than a quarter of the free memory. What was tried is in `explain`; the choice is stored with
 the compiled graph, so a warm start measures nothing, and by the kernel's own text, so other graphs with an equal
 kernel do not measure it again. A kernel that takes more than twice its predicted time is compared with its parts:

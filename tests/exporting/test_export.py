@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onepass
+from onepass.cli import main
 from onepass.errors import InputMismatch, UnexportableProgram
 from tests.checking import DEVICE
 
@@ -218,6 +219,17 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(UnexportableProgram, match="no machine code"):
         onepass.export(lambda x: x.sin(), x, path=path, target="triton-interpret")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.py").write_text("import torch\n\ndef f(x, y=2.0):\n    return (x * y).sin()\n")
+    out = tmp_path / "f.onepass"
+    assert main(["export", f"{tmp_path}/m.py:f", "--input", "4x6", "-o", str(out)]) == 0
+    assert capsys.readouterr().err.endswith(f"wrote {out}\n")
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(onepass.load(out)(x), (x * 2).sin())
+    assert main(["export", f"{tmp_path}/m.py:f", "--input", "4x6", "-o", f"{tmp_path}/none/f"]) == 1
+    assert "none" in capsys.readouterr().err
 
 
 ALONE = """

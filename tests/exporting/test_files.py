@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import zipfile
@@ -15,9 +16,14 @@ import torch
 
 import onepass
 from onepass.errors import DamagedFile, IncompatibleFile, InputMismatch, OnepassError
+from onepass.ir.target import find_target
 from onepass.runtime import loading, requirements
 from onepass.runtime.archive import Archive, write_archive
+from onepass.runtime.entries import entry_from_json
+from onepass.runtime.kernels import build_kernels
 from onepass.runtime.requirements import Requirements
+from onepass.runtime.shipped import ShippedBuilder
+from onepass.runtime.triton_kernels import TileKernel, variants_of
 from tests.checking import DEVICE
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="tests/gpu has those of a GPU")
@@ -220,6 +226,7 @@ def test_a_processor_can_be_named(tmp_path: Path) -> None:
 
 
 def test_a_file_for_an_absent_chip(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
     path = tmp_path / "x"
     x = torch.randn(64, 130)
     onepass.export(lambda x: x.softmax(-1)[:, None, 1:], x, path=path, target="sm_90")
@@ -232,3 +239,12 @@ def test_a_file_for_an_absent_chip(tmp_path: Path) -> None:
     host = json.dumps(json.loads(content["program.json"])["host"])
     assert '"cuda:0"' in host and '"cpu"' not in host
     refused(path, IncompatibleFile, "needs a GPU of the kind sm_90")
+    (tmp_path / "launcher.so").write_bytes(content["launcher"])
+    assert ctypes.CDLL(str(tmp_path / "launcher.so")).onepass_launch
+    entry = entry_from_json(json.loads(content["program.json"]))
+    binaries = {name.removeprefix("kernels/"): content[name] for name in kernels}
+    builder = ShippedBuilder(find_target("sm_90"), binaries, "checksum")
+    for source, kernel in zip(entry.kernels, build_kernels(entry.kernels, builder), strict=True):
+        assert isinstance(kernel.function, TileKernel) and kernel.function.built.registers > 0
+        for variant in variants_of(source):
+            assert variant.key in binaries

@@ -19,6 +19,7 @@ SHAPES = (
 )  # fmt: skip
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(torch.relu(F.dropout(x * 2, 0.3)), 0.5),
+    "dropout of 16-bit values": lambda x: F.dropout(x.bfloat16() * 2, 0.2) + F.dropout(x.half(), 0.6).float(),
     "rand": lambda x: torch.rand(x.shape, device=x.device) + torch.rand_like(x),
     "randn": lambda x: torch.randn_like(x) - torch.randn(x.shape, device=x.device),
     "bernoulli": lambda x: torch.bernoulli(x.detach().sigmoid()) + (x * 1).bernoulli_(0.3),

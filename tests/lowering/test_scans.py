@@ -137,6 +137,8 @@ FUSED: dict[str, Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]] = {
     "two scans": lambda x, g: (x.cumsum(-1), (g * 0.1).cumprod(-1), (x + g).cumsum(-1)),
     "along both axes": lambda x, g: x.cumsum(0).cumsum(1) + g,
     "shifted": lambda x, g: x.cumsum(-1)[:, 2:] - x.cumsum(-1)[:, :-2] + g[:, 1:-1],
+    "one position before": lambda x, g: torch.cat([g[:, :1], x.cumsum(-1)[:, :-1]], -1) * x.cumsum(-1),
+    "one before, from the end": lambda x, g: F.pad(x.flip(-1).cummax(-1)[0].flip(-1)[:, 1:], (0, 1), value=3.0) * g,
     "transposed": lambda x, g: x.cumsum(-1).t().contiguous() * 2,
     "reshaped": lambda x, g: x.view(-1).cumsum(0).view(x.shape) * g,
     "padded": lambda x, g: torch.cat([F.pad(x, (1, 0)).cumsum(-1), g.cumsum(-1)], -1),

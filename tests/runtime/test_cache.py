@@ -282,6 +282,69 @@ def test_a_killed_writer_leaves_whole_entries(cache: Cache) -> None:
         assert found is None or found == {"payload": "x" * 3_000_000}
 
 
+# one builds, others wait
+
+
+def _build_once(root: str, started: Any, built: Any) -> None:
+    cache = Cache(Path(root))
+    started.wait()
+    with cache.building(KEY):
+        if cache.read("graphs", KEY) is None:
+            time.sleep(0.1)
+            cache.write("graphs", KEY, DATA)
+            built.put(os.getpid())
+
+
+def test_of_several_processes_one_builds(cache: Cache) -> None:
+    context = multiprocessing.get_context("fork")
+    started, built = context.Event(), context.Queue()
+    processes = [context.Process(target=_build_once, args=(str(cache.root), started, built)) for _ in range(4)]
+    for p in processes:
+        p.start()
+    started.set()
+    for p in processes:
+        p.join(60)
+        assert p.exitcode == 0
+    assert built.get(timeout=5) and built.empty()
+    assert not list(cache.root.rglob("*.lock"))
+
+
+def _build_forever(root: str, begun: Any) -> None:
+    with Cache(Path(root)).building(KEY):
+        begun.set()
+        time.sleep(600)
+
+
+def test_a_builder_that_dies_is_not_waited_for(cache: Cache) -> None:
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    process = context.Process(target=_build_forever, args=(str(cache.root), begun))
+    process.start()
+    assert begun.wait(30)
+    before = time.monotonic()
+    with cache.building(KEY, seconds=0.2):  # it is alive: after that time nobody waits any more
+        assert time.monotonic() - before >= 0.2
+    assert begun.is_set() and process.is_alive()
+    process.kill()
+    process.join()
+    before = time.monotonic()
+    with cache.building(KEY, seconds=60):
+        assert time.monotonic() - before < 30
+    assert not list(cache.root.rglob("*.lock"))
+
+
+def test_without_locks_everyone_builds(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(cache_module.fcntl, "flock", flock)
+    with cache.building(KEY), cache.building(KEY):
+        pass
+    monkeypatch.setattr(cache_module, "fcntl", None)
+    with cache.building(KEY), cache.building(KEY):
+        pass
+
+
 # graph entries
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,28 +14,26 @@ from torch import Tensor
 
 import onepass
 from onepass import plugging
+from onepass.backend import record_compilations
 from onepass.errors import UnequalReplacement
 from onepass.ir.record import CompileRecord
-from onepass.runtime.toolchain import find_toolchain
+from tests.steering.kernels import (
+    EPSILON,
+    MLP_EXAMPLE,
+    MLPS,
+    NORMS,
+    SOFTMAXES,
+    GatedMLP,
+    Llama,
+    mlp,
+    norm,
+    softmax,
+    torch_norm,
+)
+from tests.steering.kernels import NORM_EXAMPLE as EXAMPLE
 from tests.unbuilt import unbuilt
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
-
 OPTIONS = {"strict": True, "cache": False}
-EXAMPLE = torch.empty(4, 8), torch.empty(8)
-EPSILON = 1e-6
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", onepass.KernelWarning)
-        yield
-    plugging.unplug()
 
 
 def explained(function: Callable[..., Any], *args: Tensor, **options: Any) -> CompileRecord:
@@ -63,58 +59,12 @@ def agree(function: Callable[..., Any], *args: Tensor, tolerance: float = 1e-5, 
 # --- a Triton kernel ---
 
 
-def norm(x: Tensor, w: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPSILON) * w
-
-
-def other_norm(x: Tensor, w: Tensor) -> Tensor:
-    return w * (x / torch.sqrt(x.pow(2).sum(-1, keepdim=True) / x.shape[-1] + EPSILON))
-
-
-def torch_norm(x: Tensor, w: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), w, EPSILON)
-
-
-NORMS = (norm, other_norm, torch_norm)
-
-
-def norm_rows(x, w, out, columns, epsilon, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, at = tl.program_id(0), tl.arange(0, BLOCK)
-    inside = at < columns
-    value = tl.load(x + row * columns + at, inside, other=0.0).to(tl.float32)
-    total = 0.0
-    for j in range(columns):  # tl.sum is no plain function, which is all that can be interpreted here
-        each = tl.load(x + row * columns + j).to(tl.float32)
-        total += each * each
-    scale = 1 / tl.sqrt(total / columns + epsilon)
-    weight = tl.load(w + at, inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + at, (value * scale * weight).to(out.dtype.element_ty), inside)
-
-
-@pytest.fixture
-def triton_norm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
-    """The kernel's launcher, run by Triton's interpreter."""
-    if triton is None:
-        pytest.skip("no Triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    rows = triton.jit(norm_rows)
-
-    def launch(x: Tensor, w: Tensor) -> Tensor:
-        x, columns = x.contiguous(), x.shape[-1]
-        out = torch.empty_like(x)
-        block = triton.next_power_of_2(columns)
-        rows[(x.numel() // columns,)](x, w.contiguous(), out, columns, EPSILON, BLOCK=block)
-        return out
-
-    return launch
-
-
 @pytest.mark.parametrize("target", ["cpu", pytest.param("triton-interpret", marks=pytest.mark.rotating)])
 @pytest.mark.parametrize("spelling", NORMS, ids=lambda f: f.__name__)
 def test_a_triton_kernel_for_every_spelling(
-    spelling: Callable[..., Tensor], target: str, triton_norm: Callable[..., Tensor]
+    spelling: Callable[..., Tensor], target: str, triton_norm: tuple[Callable[..., Tensor], ...]
 ) -> None:
-    onepass.kernel(reference=norm, example=EXAMPLE, always=True)(triton_norm)
+    onepass.kernel(reference=norm, example=EXAMPLE, always=True)(triton_norm[0])
     for dtype in (torch.float32, torch.bfloat16):
         x, w = torch.randn(3, 5, 7, dtype=dtype), torch.randn(7, dtype=dtype)
         record = explained(spelling, x, w, target=target)
@@ -138,56 +88,12 @@ def test_what_is_around_stays_in_kernels(spelling: Callable[..., Tensor]) -> Non
 
 # --- a C function ---
 
-SOURCE = """
-#include <math.h>
-void softmax(const float *x, float *out, long rows, long columns) {
-  for (long i = 0; i < rows; ++i, x += columns, out += columns) {
-    float most = -INFINITY, sum = 0;
-    for (long j = 0; j < columns; ++j) most = x[j] > most ? x[j] : most;
-    for (long j = 0; j < columns; ++j) sum += out[j] = expf(x[j] - most);
-    for (long j = 0; j < columns; ++j) out[j] /= sum;
-  }
-}
-"""
 
-
-@pytest.fixture(scope="module")
-def c_softmax(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tensor], Tensor]:
-    folder = tmp_path_factory.mktemp("c")
-    (folder / "softmax.c").write_text(SOURCE)
-    command = [*find_toolchain().command, "-O2", "-shared", "-fPIC", "softmax.c", "-o", "softmax.so", "-lm"]
-    subprocess.run(command, cwd=folder, check=True)
-    library = ctypes.CDLL(str(folder / "softmax.so"))
-
-    def rows(x: Tensor) -> Tensor:
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (x, out))
-        library.softmax(*pointers, ctypes.c_long(x.numel() // x.shape[-1]), ctypes.c_long(x.shape[-1]))
-        return out
-
-    return rows
-
-
-def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-def by_hand(x: Tensor) -> Tensor:
-    e = torch.exp(x - x.amax(-1, keepdim=True))
-    return e / e.sum(-1, keepdim=True)
-
-
-def by_reciprocal(x: Tensor) -> Tensor:
-    e = (x - x.max(-1, keepdim=True).values).exp()
-    return torch.reciprocal(e.sum(-1, keepdim=True)) * e
-
-
-@pytest.mark.parametrize("spelling", [softmax, by_hand, by_reciprocal], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("spelling", SOFTMAXES, ids=lambda f: f.__name__)
 def test_a_c_function_for_every_spelling(
-    spelling: Callable[..., Tensor], c_softmax: Callable[[Tensor], Tensor]
+    spelling: Callable[..., Tensor], c_softmax: tuple[Callable[..., Tensor], ...]
 ) -> None:
-    onepass.kernel(reference=softmax, example=(torch.empty(4, 8),), always=True)(c_softmax)
+    onepass.kernel(reference=softmax, example=(torch.empty(4, 8),), always=True)(c_softmax[0])
     x = torch.randn(2, 5, 13)
     assert calls(explained(spelling, x)) == ["rows"]
     agree(spelling, x)
@@ -198,42 +104,137 @@ def test_a_c_function_for_every_spelling(
 # --- a fused MLP ---
 
 
-def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    return F.silu(x @ up) @ down
-
-
 class Network(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = torch.nn.Linear(8, 32, bias=False), torch.nn.Linear(32, 8, bias=False)
+        self.mlp = GatedMLP(8, 32)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.up(x)))
-
-
-def in_einsum(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    h = torch.mm(x, up)
-    return torch.einsum("sn,nd->sd", h / (1 + torch.exp(-h)), down)
+        return self.mlp(x.sin()) + x
 
 
 def test_a_fused_mlp_for_every_spelling() -> None:
     seen: list[tuple[int, ...]] = []
 
-    @onepass.kernel(reference=mlp, example=(torch.empty(4, 8), torch.empty(8, 16), torch.empty(16, 8)), always=True)
-    def fused(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    @onepass.kernel(reference=mlp, example=MLP_EXAMPLE, always=True)
+    def fused(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         seen.append(up.stride())
-        return mlp(x, up, down)
+        return mlp(x, gate, up, down)
 
-    weights = torch.randn(8, 32), torch.randn(32, 8)
+    weights = torch.randn(8, 32), torch.randn(8, 32), torch.randn(32, 8)
     programs: list[tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = [
-        (mlp, (torch.randn(5, 8), *weights)),
-        (in_einsum, (torch.randn(5, 8), *weights)),
+        *((spelling, (torch.randn(5, 8), *weights)) for spelling in MLPS),
         (Network().requires_grad_(False), (torch.randn(2, 5, 8),)),
     ]
     for program, args in programs:
         assert calls(explained(program, *args)) == ["fused"]
-        agree(program, *args)
+        agree(program, *args, tolerance=1e-4)
     assert {(32, 1), (1, 8)} <= set(seen)  # the module's weights are transposed
+
+
+# --- a model ---
+
+
+@pytest.mark.rotating
+def test_a_model_as_transformers_writes_them(
+    triton_norm: tuple[Callable[..., Tensor], ...], c_softmax: tuple[Callable[..., Tensor], ...]
+) -> None:
+    onepass.kernel(reference=norm, example=EXAMPLE, always=True)(triton_norm[0])
+    onepass.kernel(reference=softmax, example=(torch.empty(4, 8),), always=True)(c_softmax[0])
+    onepass.kernel(reference=mlp, example=MLP_EXAMPLE, always=True)(mlp)
+    model, x = Llama(), torch.randn(2, 7, 16)
+    record = explained(model, x)
+    assert Counter(c for c in calls(record) if "." not in c) == {"launch": 5, "rows": 2, "mlp": 2}
+    agree(model, x, tolerance=1e-4)
+
+
+# --- several results, and sizes known at run time ---
+
+
+def added(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + y
+    return total, norm(total, w)
+
+
+def residuals(x: Tensor, w: Tensor) -> Tensor:
+    stream = x.sin()
+    for _ in range(2):
+        total = stream + x.cos()
+        stream = total * 0.5 + torch_norm(total, w).tanh()
+    return stream
+
+
+def turned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.sin(x) * w, torch.cos(x) * w
+
+
+def test_several_results() -> None:
+    onepass.kernel(reference=added, example=(*EXAMPLE[:1], *EXAMPLE), always=True)(lambda x, y, w: added(x, y, w))
+    onepass.kernel(reference=turned, example=EXAMPLE, always=True)(lambda x, w: turned(x, w))
+    x, w = torch.randn(6, 16), torch.randn(16)
+    for program, count in ((residuals, 2), (lambda x, w: (w * x.exp().cos() + 1, x.exp().sin() * w), 1)):
+        record = explained(program, x, w)
+        assert calls(record).count("<lambda>") == 3 * count  # a call, and one for each of its results
+        agree(program, x, w)
+
+
+def needs_a_result_first(x: Tensor, w: Tensor) -> Tensor:
+    total = x.sin() + x.cos()
+    return norm(total, total.sum(0))
+
+
+def inner_read_elsewhere(x: Tensor, w: Tensor) -> Tensor:
+    total = x.sin() + x.cos()
+    scale = torch.rsqrt((total * total).mean(-1, keepdim=True) + EPSILON)
+    return total * scale * w + scale
+
+
+@pytest.mark.parametrize("program", [needs_a_result_first, inner_read_elsewhere])
+def test_several_results_that_cannot_be(program: Callable[..., Tensor]) -> None:
+    onepass.kernel(reference=added, example=(*EXAMPLE[:1], *EXAMPLE), always=True)(lambda x, y, w: added(x, y, w))
+    assert not calls(explained(program, torch.randn(16, 16), torch.randn(16)))
+
+
+@pytest.mark.parametrize("spelling", [norm, *(pytest.param(f, marks=pytest.mark.rotating) for f in NORMS[1:])])
+def test_sizes_known_at_run_time(spelling: Callable[..., Tensor]) -> None:
+    seen: list[torch.Size] = []
+
+    @onepass.kernel(reference=norm, example=EXAMPLE, always=True)
+    def noted(x: Tensor, w: Tensor) -> Tensor:
+        seen.append(x.shape)
+        return norm(x, w)
+
+    run = onepass.jit(lambda x, w: spelling(x.sin(), w).cos(), dynamic=True, options=OPTIONS)
+    with record_compilations() as records, torch.no_grad():
+        for shape in ((6, 16), (9, 11), (3, 1), (0, 5)):
+            x, w = torch.randn(shape), torch.randn(shape[-1])
+            torch.testing.assert_close(run(x, w), spelling(x.sin(), w).cos())
+    assert calls(records[0]) == ["noted"] and {(6, 16), (9, 11)} <= set(seen)
+
+
+def test_a_kernel_for_some_sizes_alone_is_guarded_by_where() -> None:
+    def even(x: Tensor, w: Tensor) -> Tensor:
+        assert x.shape[0] % 2 == 0
+        return norm(x, w)
+
+    onepass.kernel(reference=norm, example=EXAMPLE, always=True, where=lambda x, w: x.shape[0] % 2 == 0)(even)
+    run = onepass.jit(lambda x, w: norm(x.sin(), w), dynamic=True, options=OPTIONS)
+    with record_compilations() as records, torch.no_grad():
+        for rows in (6, 9, 12):
+            x, w = torch.randn(rows, 16), torch.randn(16)
+            torch.testing.assert_close(run(x, w), norm(x.sin(), w))
+    assert [calls(r) for r in records] == [["even"], []]
+
+
+def test_a_kernel_that_is_wrong_for_other_sizes_is_refused() -> None:
+    @onepass.kernel(reference=norm, example=EXAMPLE, always=True)
+    def even(x: Tensor, w: Tensor) -> Tensor:
+        return norm(x, w) + x.shape[0] % 2
+
+    run = onepass.jit(lambda x, w: norm(x.sin(), w), dynamic=True, options=OPTIONS)
+    with record_compilations() as records, torch.no_grad(), pytest.warns(onepass.KernelWarning, match="even is not"):
+        run(torch.randn(6, 16), torch.randn(16))
+    assert not calls(records[0])
 
 
 # --- what is not used ---
@@ -347,7 +348,7 @@ def test_not_in_training_nor_for_an_absent_chip() -> None:
     onepass.kernel(reference=norm, example=EXAMPLE, always=True)(lambda x, w: norm(x, w))
     x, w = torch.randn(3, 16), torch.randn(16)
     graphs = onepass.explain(norm, x.clone().requires_grad_(), w, options=OPTIONS).graphs
-    assert not any(calls(g) for g in graphs) and "inference only" in reasons(graphs[0])[0][1]
+    assert not any(calls(g) for g in graphs) and "runs in inference only" in reasons(graphs[0])[0][1]
     with unbuilt():
         for target in ("sm_90", "cpu"):
             record = explained(norm, x, w, target=target)

@@ -222,8 +222,6 @@ def _needs(root: Expr, guarded: bool) -> dict[Expr, _Needs]:
             never.add(e)
         if isinstance(e, Const):
             found[e] = _of_number(e)
-        elif isinstance(e, Load) and e.dtype.is_float and not e.children:
-            found[e] = _Needs(above=adds(e))
         elif e.dtype is DType.BOOL:
             found[e] = _Needs(conditions[e])
         elif isinstance(e, Pointwise) and e.op == "where":
@@ -232,7 +230,7 @@ def _needs(root: Expr, guarded: bool) -> dict[Expr, _Needs]:
             found[e] = _Needs(*(chosen(conditions[e.args[0]], *both) for both in sides))
         elif isinstance(e, Pointwise) and e.op in ("add", "sub"):
             unknown = [a in loaded and not (e.op == "sub" and a in never) for a in e.args]
-            found[e] = _of_sum(e, [found[a] for a in e.args], unknown)
+            found[e] = _of_sum(e, [_added(a, e.op) or found[a] for a in e.args], unknown)
         elif isinstance(e, Pointwise):
             found[e] = _of_operation(e, [found[a] for a in e.args])
         else:
@@ -259,6 +257,14 @@ def _of_number(e: Const) -> _Needs:
     value = e.value
     tests = (value == 0, value == lowest(e.dtype), e.dtype.is_float and value == math.inf)
     return _Needs(*(NEVER if test else ALWAYS for test in tests))
+
+
+def _added(e: Expr, op: str) -> _Needs | None:
+    """What must hold for a number that memory holds to leave a sum above -inf."""
+    while isinstance(e, Pointwise) and e.op in CASTS:
+        e = e.args[0]
+    is_number = isinstance(e, Load) and e.dtype.is_float and not e.children
+    return _Needs(above=adds(e)) if op == "add" and is_number else None
 
 
 def _of_sum(e: Pointwise, args: list[_Needs], loaded: list[bool]) -> _Needs:

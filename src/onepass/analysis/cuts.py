@@ -88,13 +88,14 @@ class Parts:
         self._position = {b: k for k, b in enumerate(self.defines)}
 
     def above(self, end: Buffer, inputs: Collection[object]) -> ProgramPart | None:
-        """What makes a buffer of some others, as a part; None where it is made of more."""
+        """What makes a buffer of some others, as a part; None where it is made of more, or asked to be as it is."""
         inside: set[Define] = set()
         waiting = [end]
         while waiting:
-            if (b := waiting.pop()) not in self.defines:
+            define = self.defines.get(waiting.pop())
+            if define is None or define.orders != NO_ORDERS:
                 return None
-            if (define := self.defines[b]) not in inside:
+            if define not in inside:
                 inside.add(define)
                 waiting += [r for r in loaded(define.value) if r not in inputs]
         return _part(self._in_order(inside))

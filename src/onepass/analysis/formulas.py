@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ..ir.dtypes import DType
 from ..ir.expr import Const, Expr, Load, Pointwise, const, pointwise, postorder
 from ..ir.ops import CASTS
-from ..ir.poly import Poly, nonnegative
+from ..ir.poly import Axis, Poly, nonnegative
 from .conditions import position
 from .factor import ARITHMETIC
 
@@ -127,6 +127,19 @@ def added_number(formula: Data) -> Expr | None:
     number = c.args[0] if isinstance(c, Pointwise) and c.op == "ne" else None
     is_number = isinstance(number, Load) and number.dtype.is_float
     return number if number is not None and is_number and adds(number) == formula else None
+
+
+def along(formula: Formula, axis: Axis) -> Formula:
+    """The formula without numbers that are added to all positions of an axis alike."""
+    match formula:
+        case Data():
+            number = added_number(formula)
+            return formula if number is None or axis in number.axes else ALWAYS
+        case Every(parts):
+            return every(along(p, axis) for p in parts)
+        case Some(parts):
+            return some(along(p, axis) for p in parts)
+    return formula
 
 
 def decide(formula: Formula, held: Iterable[Formula] = ()) -> bool | None:

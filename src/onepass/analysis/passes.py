@@ -17,6 +17,7 @@ from .formulas import some
 from .inline import reductions
 from .nest import direct_reductions
 from .transport import transport
+from .visits import expected
 
 SAMPLES = 16  # tiles of rows that stand for all
 
@@ -66,12 +67,14 @@ def visited(c: Contraction, lanes: int) -> float:
     if not c.inner or not all(one.skips(c) for one in found):
         return 1.0
     rows, length = estimate(c.rows.extent), estimate(c.swept.extent)
-    visits: list[int] = []
+    visits: list[float] = []
     for one in found:
         terms = {r: substitute_axes(r.inputs[0], {r.over[0]: c.swept.poly()}) for r in (*one.level, *one.carried)}
         counts = some(needed(term, r.monoid, r not in one.sums) for r, term in terms.items())
         for k in range(SAMPLES):
-            visits.append(_length(find_ranges(counts, c.rows, c.swept, Poly.of(k * rows // SAMPLES), lanes), length))
+            ranges = find_ranges(counts, c.rows, c.swept, Poly.of(k * rows // SAMPLES), lanes)
+            known = any(b.slope for b in ranges[-1])  # what positions rule out is counted
+            visits.append(_length(ranges, length) * (1.0 if known else expected(counts, c.rows, c.swept)))
     return sum(visits) / max(1, len(visits) * length)
 
 

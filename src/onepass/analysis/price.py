@@ -153,7 +153,7 @@ class _Program:
             low = max([0, *(self._value(p, at) for p in s.after if not self._is_data(p))])
             high = min([most, *(self._value(p, at) for p in s.before if not self._is_data(p))])
             total += max(0, high - low)
-        return total / SAMPLES * s.part
+        return total / SAMPLES * s.part - s.beside
 
     def _compute(self, s: ir.Statement, times: float) -> float:
         match s:

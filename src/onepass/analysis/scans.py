@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ir.expr import Expr, Scan, postorder, rewrite, substitute_axes
+from ..ir.expr import Expr, Index, Part, Scan, const, pointwise, postorder, rewrite, substitute_axes
 from ..ir.poly import Axis
-from ..ir.states import JOINED
+from ..ir.states import JOINED, identities
 from .access import tile_elements
 from .inline import reductions, scans
 from .nest import Nest, direct_reductions
@@ -20,19 +20,41 @@ MOST_STATES = 256  # of a scan for each position of its class, in one program
 
 
 def upright(value: Expr) -> Expr:
-    """The value with scans that are read from the end as scans from the end: flip(cumsum(flip(x))) copies nothing."""
+    """The value with all scans read at their own position.
+
+    What is read from the end is scanned from the end: flip(cumsum(flip(x))) copies nothing. What is read one position
+    before is a scan of what entered one position before, and of nothing at the first.
+    """
 
     def turn(e: Expr) -> Expr | None:
         if not isinstance(e, Scan) or e.at.axis is not None:
             return None
-        axis = (e.over.extent - 1 - e.at).axis
-        if axis is None or axis.extent is not e.over.extent:
-            return None
         mirrored = {e.over: e.over.extent - 1 - e.over}
         inputs = tuple(substitute_axes(i, mirrored) for i in e.inputs)
-        return Scan(e.monoid, inputs, e.over, axis.poly(), not e.reverse)
+        turned = Scan(e.monoid, inputs, e.over, e.over.extent - 1 - e.at, not e.reverse)
+        for scan in (turned, e):
+            axis = scan.at.axis
+            found = scan if axis is not None and axis.extent is e.over.extent else _moved(scan)
+            if found is not None:
+                return found
+        return None
 
     return rewrite(value, turn) if scans([value]) else value
+
+
+def _moved(scan: Scan) -> Scan | None:
+    """A scan that is read one position before as one that is read at its own."""
+    before, over = (1 if scan.reverse else -1), scan.over
+    axis = (scan.at - before).axis
+    if axis is None or axis.extent is not over.extent:
+        return None
+    near = Index(over + before)
+    edge = Index(over.extent) if scan.reverse else const(-1, near.dtype)
+    inside = pointwise("lt", near, edge) if scan.reverse else pointwise("gt", near, edge)
+    entering = (substitute_axes(i, {over: over + before}) for i in scan.inputs)
+    nothing = identities(scan.monoid, scan.part_dtypes)
+    inputs = tuple(pointwise("where", inside, i, n) for i, n in zip(entering, nothing, strict=False))
+    return Scan(scan.monoid, inputs, over, axis.poly(), scan.reverse)
 
 
 def state_classes(nest: Nest) -> frozenset[Axis]:
@@ -88,8 +110,11 @@ def cannot_chunk(nest: Nest, axis: Axis) -> str | None:
     found = nest.scans
     if any(nest.sweeps(r, axis) for r in nest.reductions) or any(axis not in s.domain for s in nest.stores):
         return ": something beside the scan runs over its axis"
-    if any(s.over is not axis or scans(s.inputs) or s.monoid not in JOINED for s in found):
+    if any(s.over is not axis or scans(s.inputs) or s.monoid not in (*JOINED, "linear") for s in found):
         return ": not a scan of values along it"
+    products = [e for e in postorder(nest.values) if isinstance(e, Part) and isinstance(e.source, Scan) and not e.index]
+    if state_classes(nest) or any(e.source.monoid == "linear" for e in products):
+        return ": a scan of more than one state, or one whose products are read"
     return None
 
 

@@ -96,6 +96,37 @@ class RowTile:
         return found if in_range(at, self.rows.extent) else pointwise("where", inside, found, beyond)
 
 
+def range_of(test: Expr, swept: Axis) -> tuple[Expr, Expr] | None:
+    """The first column that passes a test and the end of the last one, where they are all between; else None.
+
+    Of tests that compare the column's own position with numbers: arange(n) < length.
+    """
+    zero, end = Index(Poly.ZERO), Index(swept.extent)
+    first: Expr = zero
+    last: Expr = end
+    waiting = [test]
+    while waiting:
+        e = waiting.pop()
+        if isinstance(e, Pointwise) and e.op == "bitand":
+            waiting += e.args
+            continue
+        holds = not (isinstance(e, Pointwise) and e.op == "bitnot")
+        compared = _compared(e if holds else e.children[0], holds, swept)
+        if compared is None or compared[1] is not Index(swept.poly()) or compared[0] in ("eq", "ne"):
+            return None
+        op, _, number = compared
+        if swept in number.axes or not number.dtype.is_integer:
+            return None
+        number = pointwise("cast", number, dtype=DType.I64)
+        if op in ("gt", "le"):  # the end of the type is never left: what is beyond the columns is cut first
+            number = pointwise("minimum", pointwise("maximum", number, const(-1, DType.I64)), end) + const(1, DType.I64)
+        if op in ("ge", "gt"):
+            first = pointwise("maximum", first, number)
+        else:
+            last = pointwise("minimum", last, number)
+    return first if first is zero else pointwise("minimum", first, end), pointwise("maximum", last, zero)
+
+
 def spelled(formula: Formula, every: bool) -> Expr:
     """A condition on a row and a column under which a formula holds (`every`), or that holds wherever it does."""
     match formula:

@@ -35,6 +35,7 @@ _MOVES = operators(
 )
 _JOINED = operators("cat")  # a column beside the scores
 _REPEATS = operators("view _unsafe_view reshape expand unsqueeze permute transpose.int clone _to_copy")
+_ORDERS = operators("ge.Tensor gt.Tensor le.Tensor lt.Tensor")
 _LOOKED_UP = operators("index.Tensor tril triu full")
 _DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 
@@ -142,14 +143,26 @@ def _multiplied(product: Node) -> torch.dtype:
 
 
 def _is_skipped(between: Between) -> bool:
-    """Whether values at positions that no data decides are -inf."""
+    """Whether values are -inf at positions that no data decides, or of which data is expected to hide half."""
     masks = [
         n
         for n in _made_of(between)
         if n.meta["val"].dim() > 1 and not any(a.op == "placeholder" for a in nodes_reached([n], down=False))
     ]
     inside = (*between.forward, *masks, *(n for m in (*between.forward, *masks) for n in m.all_input_nodes))
-    return bool(masks) and any(-math.inf in n.args for n in inside)
+    made = list(_made_of(between))
+    hides = bool(masks) or any(_hides_half(m, between) for n in made for m in (n, *n.all_input_nodes))
+    return hides and any(-math.inf in n.args for n in inside)
+
+
+def _hides_half(node: Node, between: Between) -> bool:
+    """Whether it is a stored mask, or an order between numbers of rows and of columns (`analysis/visits.expected`)."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.shape[-2:] != between.first.meta["val"].shape[-2:]:
+        return False
+    sides = [n.meta["val"] for n in node.all_input_nodes] if node.target in _ORDERS else []
+    stretched = len(sides) == 2 and all(not s.is_floating_point() and 1 in s.shape[-2:] for s in sides)
+    return stretched or (node.op == "placeholder" and value.dtype is torch.bool)
 
 
 # --- which values ---

@@ -90,6 +90,8 @@ class Costs:
 
     def keeping_us(self, node: Node) -> float:
         """The time of keeping a value; endless where it cannot be kept or is a view of what can."""
+        if node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor):
+            return 0.0  # a size, a process group
         if is_view(node) or not isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt):
             return math.inf
         readers = [u for u in _readers(node) if u in self.later]

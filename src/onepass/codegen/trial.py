@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from ..analysis.access import estimate
 from ..analysis.nest import Refusal
+from ..ir.dtypes import DType
 from ..ir.expr import Const
 from ..ir.kernel import Kernel, Let, LoadElement, Operand, ScheduledGroup, StoreElement, Var, walk
 from ..ir.ops import CHECKED
@@ -26,16 +27,16 @@ def emit_trial(scheduled: ScheduledGroup, names: dict[Buffer, str] | None = None
 
     `names`: of buffers that several trials share; it is extended.
     """
-    buffers = list(dict.fromkeys(b for k in scheduled.kernels for b in k.parameters))
-    if not have_examples(buffers, (s for k in scheduled.kernels for s in k.symbols)):
+    buffers = list(dict.fromkeys(b for k in scheduled.timed for b in k.parameters))
+    if not have_examples(buffers, (s for k in scheduled.timed for s in k.symbols)):
         return Refusal("its sizes are known only at run time")
-    if not all(stays_inside(k) for k in scheduled.kernels):
+    if not all(stays_inside(k) for k in scheduled.timed):
         return Refusal("what it reads depends on values")
     names = {} if names is None else names
     for b in buffers:
         names.setdefault(b, f"a{len(names)}")
     stand_ins = tuple(stand_in(b, names[b]) for b in buffers)
-    launches = (launch_of(k, n, names.__getitem__, _number) for n, k in enumerate(scheduled.kernels))
+    launches = (launch_of(k, n, names.__getitem__, _number) for n, k in enumerate(scheduled.timed))
     return Trial(stand_ins, tuple(launches))
 
 
@@ -56,7 +57,8 @@ def _number(size: Poly | Symbol) -> str:
 
 
 def stays_inside(kernel: Kernel) -> bool:
-    """Whether every index that depends on values, or is checked, is 0 where all integers that are read are."""
+    """Whether every index that depends on values, or is checked, is 0 where all integers that are read are 0, and all
+    booleans true."""
     made = {s.var.name: s for s in walk(kernel.body) if isinstance(s, Let | LoadElement)}
     zero: dict[str, bool] = {}
 
@@ -74,7 +76,7 @@ def stays_inside(kernel: Kernel) -> bool:
     def comes_to_zero(var: Var) -> bool:
         match made.get(var.name):
             case LoadElement():
-                return not var.dtype.is_float
+                return not var.dtype.is_float and var.dtype is not DType.BOOL
             case Let(op="where", args=(_, first, second)):
                 return is_zero(first) and is_zero(second)
             case Let(op=op, args=(index, _)) if op in CHECKED:

@@ -323,6 +323,7 @@ class Loop:
     before: tuple[Poly, ...] = ()
     seldom: bool = False  # of a sweep: data says how many steps it has, and few are expected
     part: float = 1.0  # of the steps between its ends: what data is expected to leave
+    beside: int = 0  # seldom sweeps before and after it that have taken a step each
     stages: int = 0  # of a sweep: loads in flight ahead of it
     ordered: bool = False  # of a tile or strip: its lanes enter one state, so they take turns
     origins: tuple[FirstElement, ...] = ()  # of a strip: taken before it runs, where no strip before it had elements
@@ -516,6 +517,11 @@ class ScheduledGroup:
     kernels: tuple[Kernel, ...]
     workspace: tuple[Buffer, ...] = ()
     before: int = 0  # kernels that come before the one which runs by the group's schedule
+
+    @property
+    def timed(self) -> tuple[Kernel, ...]:
+        """The kernels whose times depend on the schedule, without those that answer questions about data."""
+        return self.kernels[self.before :]
 
     @property
     def main(self) -> Kernel:

@@ -87,6 +87,16 @@ class Extern:
     overwrites: Buffer | None = None  # the result is that tensor, of which the call changes a part
     orders: Orders = NO_ORDERS
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether it starts an exchange with other processes."""
+        return getattr(self.target, "namespace", "") == "_c10d_functional" and not self.is_wait
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether it waits for an exchange that was started: it has no place among other calls."""
+        return getattr(getattr(self.target, "_schema", None), "name", "") == "_c10d_functional::wait_tensor"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:

@@ -60,6 +60,11 @@ class KernelRecord:
         """The name of the group that the kernel belongs to."""
         return re.sub(r"_(partial|finish\d*|visits\d+_\d+)$", "", self.name)
 
+    @property
+    def asks(self) -> bool:
+        """Whether it finds out what data leaves of a sweep, for the kernel after it."""
+        return bool(re.search(r"_visits\d+_\d+$", self.name))
+
     def note(self, built: Any) -> None:
         """Keep what the chip's own compiler said of the kernel, if it did."""
         if built is not None:

@@ -191,9 +191,10 @@ def loops(graph: Graph) -> Iterator[Loop]:
         for start, length in _stretches(kinds, period):
             if any(taken[start : start + length]):
                 continue
-            loop = _loop_of(nodes[start : start + length], period)
-            if loop is not None:
+            stretch = nodes[start : start + length]
+            while (loop := _loop_of(stretch, period)) is not None:  # another may follow at once
                 taken[start : start + length] = [True] * length
+                stretch = stretch[stretch.index(loop.steps[-1][-1]) + 1 :]
                 yield loop
 
 

@@ -115,6 +115,8 @@ class _Text:
     def _node(self, node: Node) -> str:
         value = node.meta.get("val")
         match node.op:
+            case "placeholder" if type(value).__name__ == "FakeScriptObject":
+                return "in an object"  # a process group: the program hands it on
             case "placeholder":
                 return f"in {self._value(value)} {self._input_facts(value)}"
             case "get_attr":

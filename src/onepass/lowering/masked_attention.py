@@ -164,8 +164,7 @@ def _by_definition(given: Given) -> Tensor:
 def _hides_tiles(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
     """Whether a mask is stored for every query and key, and so large that tiles are passed over.
 
-    The library computes every score. A kernel of ours has three quarters of its rate, and is expected to need half of
-    them.
+    The library computes every score. A kernel of ours has three quarters of its rate and is expected to need half.
     """
     if mask.dim() < 2 or mask.dtype is not torch.bool:
         return False

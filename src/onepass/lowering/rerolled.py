@@ -24,6 +24,7 @@ from .linear_steps import Linear, NotOneStep, Stage, Term, functional, linear
 from .recurrences import before, recurrence
 
 _ZEROS = (torch.zeros, torch.zeros_like, "new_zeros")
+FEWEST_ALONE = 32  # steps of a loop of which only single results are read
 _JOINS = (torch.stack, torch.cat, torch.concat)
 
 
@@ -84,6 +85,12 @@ def _some(states: Tensor, low: int, high: int, reverse: bool, dim: int, stacked:
     value = states[low:high]
     value = (value.flip(0) if reverse else value).movedim(0, dim)
     return value if stacked else value.flatten(dim, dim + 1)
+
+
+def _one(states: Tensor, k: int) -> Tensor:
+    """The result of step k, as a reduction: it shares the sweep of its scan, and the others need not be stored."""
+    here = torch.arange(len(states), device=states.device) == k
+    return torch.where(here.view(-1, *[1] * (states.ndim - 1)), states, 0).sum(0, dtype=states.dtype)
 
 
 def _laid_out(x: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -267,9 +274,11 @@ class _Rolled:
         for user in dict.fromkeys(u for _, u in users if u.target in _JOINS):
             if (joined := self._joined(user)) is not None:
                 self.joined[user] = joined
-        for node, user in users:
-            if user not in self.joined:
-                self._picked(node)
+        single = dict.fromkeys(node for node, user in users if user not in self.joined)
+        if not self.joined and self.loop.count < FEWEST_ALONE:
+            raise NotOneStep  # a sum of a few terms
+        for node in single:
+            self._picked(node)
 
     def replace(self) -> None:
         """Readers of steps read the results of all steps; then nobody needs the steps."""
@@ -290,7 +299,7 @@ class _Rolled:
         """The result of one step."""
         if node not in self.picked:
             k, j = self.own[node]
-            one = self.call(torch.select, self.all[j], 0, k)
+            one = self.call(_one, self.all[j], k)
             self.picked[node] = self.call(_laid_out, one, _order(value_of(node)))
         return self.picked[node]
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ..analysis.inline import loaded
+from ..analysis.reach import reached
 from ..analysis.words import words
 from ..ir.limits import Limits
 from ..ir.plan import Decision, Group
@@ -46,6 +47,7 @@ class Launches:
         apart = {*kept}
         self.free = [isinstance(s, Group) and _may_share(s, apart, limits) for s in steps]
         self._link(program)
+        self.turn = _turns(self.steps, self.before)
 
     def _link(self, program: Program) -> None:
         makers: dict[Buffer | HostValue, int] = {}
@@ -60,7 +62,7 @@ class Launches:
                 makers |= {s.buffer: k for s in step.stores}
                 continue
             makers[step.result] = k
-            if step.ordered:
+            if step.ordered and not step.is_wait:
                 if ordered is not None:
                     self._edge(ordered, k)
                 ordered = k
@@ -100,22 +102,29 @@ class Launches:
             links[a] |= links[b]
             links[b] = set()
 
-    def ordered(self) -> tuple[tuple[Step, ...], list[tuple[Group, ...]]]:
-        """Steps in an order in which launches are neighbours, and those with several groups."""
+    def ordered(self, overlap: bool = True) -> tuple[tuple[Step, ...], list[tuple[Group, ...]]]:
+        """Steps in an order in which launches are neighbours, and those with several groups.
+
+        `overlap`: exchanges start as early as they can and are waited for as late, so that other steps run meanwhile.
+        """
         waiting = {k: len(self.before[k]) for k in self.members}
-        ready = [(self.members[k][-1], k) for k, count in waiting.items() if not count]
+
+        def key(k: int) -> tuple[int, int, int]:
+            return max(self.turn[m] for m in self.members[k]) if overlap else 0, self.members[k][-1], k
+
+        ready = [key(k) for k, count in waiting.items() if not count]
         heapq.heapify(ready)
         steps: list[Step] = []
         launches: list[tuple[Group, ...]] = []
         while ready:
-            _, k = heapq.heappop(ready)
+            *_, k = heapq.heappop(ready)
             own = [self.steps[m] for m in self.members[k]]
             steps += own
             launches += [tuple(s for s in own if isinstance(s, Group))] if len(own) > 1 else []
             for s in self.after[k]:
                 waiting[s] -= 1
                 if not waiting[s]:
-                    heapq.heappush(ready, (self.members[s][-1], s))
+                    heapq.heappush(ready, key(s))
         return tuple(steps), launches
 
     # --- which ---
@@ -225,6 +234,16 @@ class Launches:
 
     def _restore(self, state: tuple[list[set[int]], list[set[int]], dict[int, list[int]]]) -> None:
         self.after, self.before, self.members = state
+
+
+def _turns(steps: Sequence[Step], before: Sequence[set[int]]) -> list[int]:
+    """Of each step: 0 where an exchange with other processes waits for it, 2 where it waits for one, 1 elsewhere."""
+    calls = [(k, s) for k, s in enumerate(steps) if isinstance(s, Extern)]
+    starts = [k for k, s in calls if s.is_collective]
+    if not starts or any(s.overwrites is not None for _, s in calls):
+        return [1] * len(steps)
+    early, waits = reached(starts, before.__getitem__), {k for k, s in calls if s.is_wait}
+    return [2 if k in waits else int(k not in early) for k in range(len(steps))]
 
 
 def _may_share(group: Group, apart: set[Buffer], limits: Limits) -> bool:

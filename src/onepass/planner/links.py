@@ -29,7 +29,7 @@ class Links:
             self.span[number] = number, number
             self.read(number, read_by(s))
             self.node_of[s.buffer if isinstance(s, Define) else s.result] = number
-            if isinstance(s, Extern) and s.ordered:
+            if isinstance(s, Extern) and s.ordered and not s.is_wait:
                 if ordered is not None:
                     self.edge(ordered, number)
                 ordered = number

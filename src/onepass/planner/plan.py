@@ -50,7 +50,10 @@ class Planner(PricedGroups):
             found = Launches(self.program, steps, (source for _, source in rereads), self.setting.limits)
             peak, launch_us = lambda s: plan_peak(self.program, s, placed), self.target.launch_us
             found.share(self.setting.share, self._alone_us, launch_us, peak, limit)
+            most = max(limit, plan_peak(self.program, steps, placed))
             steps, launches = found.ordered()
+            if plan_peak(self.program, steps, placed) > most:  # results of steps that run meanwhile are alive together
+                steps, launches = found.ordered(overlap=False)
             self.decisions += found.decisions
         in_place, copies, rereads, notes = place_updates(self.program, steps, launches)
         return FusionPlan(steps, (*self.decisions, *notes), in_place, copies, rereads, tuple(launches))

@@ -168,7 +168,8 @@ class Plugged:
                 return None
             ends.append(end.end)
             made |= {d.buffer for d in end.defines}
-        if parts.read_outside(made) - {e.buffer for e in ends}:
+        results = {e.buffer for e in ends}
+        if len(results) < len(ends) or parts.read_outside(made) - results:
             return None
         return Place(plug, part, views, reference, tuple(ends), frozenset(made))
 
@@ -245,8 +246,8 @@ class Plugged:
 
     def _judged(self, plug: Plug, metas: Metas, sizes: Sequence[Metas]) -> Decision:
         for checked in sizes:
-            if checked != metas and not _results_of(plug.reference, checked):
-                continue  # sizes that the program cannot have
+            if checked != metas and not _may_be(plug, checked):
+                continue
             if (found := self.difference(plug, _checked(plug, checked))) is not None:
                 text = f"{plug.name} is not used: {found}"
                 warnings.warn(f"onepass: {text}", KernelWarning, stacklevel=2)
@@ -284,7 +285,7 @@ class Plugged:
             other = self._trace(plug.function, given) if len(place.results) == 1 else None
             new = None if other is None else _spliced(other.program, place.views, end, program)
         else:
-            new = called(place, verdict.reason, program)
+            new = called(place, verdict.reason)
         return program if new is None else spliced_in(program, place, new)
 
 
@@ -308,7 +309,7 @@ def _made(statement: Statement) -> set[Buffer]:
     return {made} if isinstance(made, Buffer) else set()
 
 
-def called(place: Place, why: str, program: Program) -> list[Statement]:
+def called(place: Place, why: str) -> list[Statement]:
     """A call of a kernel and its results."""
     end, outputs = place.end, place.reference.program.outputs
     forms = [
@@ -373,15 +374,14 @@ def _ways(inputs: Sequence[Buffer]) -> Iterator[tuple[View, ...]]:
 
     First those with few changes to what is there, or to matrices that are all turned, as the weights of modules are.
     """
-    found = []
-    for order in itertools.permutations(inputs):
-        for chosen in itertools.product(*([*enumerate(_views(b))] for b in order)):
-            kinds = [(k, len(v.buffer.shape) == 2) for k, v in chosen]
-            cost = min(sum(k > 0 for k, _ in kinds), 1 + sum((k > 0) != matrix for k, matrix in kinds))
-            found.append((cost, tuple(v for _, v in chosen)))
-            if len(found) == MOST_WAYS:
-                break
-    yield from (views for _, views in sorted(found, key=lambda way: way[0]))
+    orders = (itertools.product(*([*enumerate(_views(b))] for b in order)) for order in itertools.permutations(inputs))
+    ways = [*itertools.islice(itertools.chain.from_iterable(orders), MOST_WAYS)]
+
+    def changes(way: tuple[tuple[int, View], ...]) -> int:
+        kinds = [(kind > 0, len(view.buffer.shape) == 2) for kind, view in way]
+        return min(sum(changed for changed, _ in kinds), 1 + sum(changed != matrix for changed, matrix in kinds))
+
+    yield from (tuple(view for _, view in way) for way in sorted(ways, key=changes))
 
 
 def _views(buffer: Buffer) -> Iterator[View]:
@@ -436,6 +436,14 @@ def _checked(plug: Plug, metas: Metas) -> Metas:
         return metas
     given = zip(metas_of(plug.example), metas, strict=True)
     return tuple((s, t, dtype, device) for (s, t, *_), (_, _, dtype, device) in given)
+
+
+def _may_be(plug: Plug, metas: Metas) -> bool:
+    """Whether a program can have tensors of these sizes where something is plugged in."""
+    with suppress(Exception):
+        wanted = plug.where is None or plug.where(*(empty(m, "meta") for m in metas))
+        return bool(wanted and _results_of(plug.reference, metas))
+    return False
 
 
 def _results_of(function: Function, metas: Metas) -> tuple[Any, ...]:

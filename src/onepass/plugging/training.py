@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
@@ -163,6 +163,8 @@ class _InTraining(Plugged):
             if isinstance(ref, Ref) and _is_all(ref):
                 self.spots.setdefault(ref.buffer, _Spot(node, ref.shape))  # the first: the others are made of it
         self.uses: list[_Use] = []
+        self.replaced: dict[Node, Node] = {}
+        self.compared: dict[Any, str | None] = {}
 
     def run(self, notes: list[Decision]) -> None:
         """Change dynamo's graph."""
@@ -185,7 +187,7 @@ class _InTraining(Plugged):
         return verdict
 
     def with_place(self, program: Program, place: Place, verdict: Decision) -> Program:
-        changed = spliced_in(program, place, called(place, verdict.reason, program))
+        changed = spliced_in(program, place, called(place, verdict.reason))
         use = self._use(place)
         if changed is not program and isinstance(use, _Use):
             self.uses.append(use)
@@ -260,8 +262,13 @@ class _InTraining(Plugged):
         metas = tuple(map(meta_of, use.place.views))
         if elements(metas) > MOST_COMPARED:
             return "its tensors are too large to be compared"
-        reference = use.place.plug.reference
-        return difference(_Own(self.dynamo, use), reference, metas, wide=True, gradients=True, samples=(1.0,))
+        own, reference = _Own(self.dynamo, use), use.place.plug.reference
+        numbers = {n: f"%{k}" for k, n in enumerate(own.module.graph.nodes)}  # equal layers are compared once
+        steps = tuple((n.op, str(n.target), str(map_arg((n.args, n.kwargs), numbers.get))) for n in numbers)
+        key = use.place.plug, metas, steps[len(metas) :]
+        if key not in self.compared:
+            self.compared[key] = difference(own, reference, metas, wide=True, gradients=True, samples=(1.0,))
+        return self.compared[key]
 
     def _operator(self, plug: Plug, metas: Metas) -> Differentiated:
         """The kernel's operators, for inputs of these types."""
@@ -287,13 +294,15 @@ class _InTraining(Plugged):
         function = _as_function(plug.function if plug.pattern else plug.operators[floats], use)
         anchor = min((s.node for s in use.results), key=self.order.__getitem__)
         with graph.inserting_before(anchor):
-            node = graph.call_function(function, tuple(s.node for s in use.inputs))
+            given = tuple(self.replaced.get(s.node, s.node) for s in use.inputs)
+            node = graph.call_function(function, given)
             node.meta = {k: v for k, v in anchor.meta.items() if k != "example_value"}
             several = range(len(use.results)) if len(use.results) > 1 else ()
             made = [graph.call_function(operator.getitem, (node, k)) for k in several] or [node]
         inside = {*use.inside}
         for new, spot in zip(made, use.results, strict=True):
             new.meta = {**spot.node.meta}
+            self.replaced[spot.node] = new
             spot.node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
 
 

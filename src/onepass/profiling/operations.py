@@ -141,7 +141,7 @@ class _Bench:
         self.whole = self.whole or scheduled
         if scheduled.main.schedule != self.whole.main.schedule:
             return OTHER_SCHEDULE
-        if other := other_form(self.whole.kernels, scheduled.kernels, self.inputs):
+        if other := other_form(self.whole.timed, scheduled.timed, self.inputs):
             kept = in_place(self.whole, removed, self.group.members)
             if kept is None:
                 return other
@@ -149,12 +149,12 @@ class _Bench:
         trial = emit_trial(scheduled, self.names)
         if isinstance(trial, Refusal):
             return trial.reason
-        sources, numbers = emit_kernels(self.planned, list(scheduled.kernels))
+        sources, numbers = emit_kernels(self.planned, list(scheduled.timed))
         built = build_each(sources, builder_for(self.planned.target))
         kernels = [k for k in built if isinstance(k, LoadedKernel)]
         if len(kernels) < len(built):
             return "it cannot be built"
-        ordered = [kernels[numbers[k]] for k in scheduled.kernels]
+        ordered = [kernels[numbers[k]] for k in scheduled.timed]
         self.built = self.built or ordered
         if other := other_memory(self.built, ordered):
             return other

@@ -2,7 +2,8 @@
 
 `graphs/<key>.json`, `kernels/<key>.so` and `times/<key>.json` under `ONEPASS_CACHE_DIR` (default: the
 user's cache folder). Every file ends with a checksum and is written under a temporary name, then renamed:
-readers see a whole entry or none, and a damaged one is removed, never used. The folder is private (0700, files
+readers see a whole entry or none, and a damaged one is removed, never used. Of processes that need the same graph
+one builds it and the others wait (`Cache.building`). The folder is private (0700, files
 0600); one that others can write to is refused. No fault here stops a program: it costs one warning and a
 compilation.
 """
@@ -24,12 +25,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
 _BOUND_BYTES = 2 << 30
 _WRITES_BETWEEN_TRIMS = 256
 _TOUCH_SECONDS = 3600  # how stale a "last used" may get: saves a write per hit
 _LEFTOVER_SECONDS = 24 * 3600  # a temporary file this old has no writer any more
 _MARK = b"\n//onepass sha256 "
 _TRAILER_BYTES = len(_MARK) + 64
+_WAIT_SECONDS = 300.0  # for another process that builds the same
 _FOLDERS = {"graphs": ".json", "kernels": ".so", "times": ".json"}
 
 
@@ -87,6 +94,21 @@ class Cache:
     def write(self, folder: str, key: str, data: Any) -> bool:
         """Store JSON data; False where that was not possible."""
         return self._write(folder, key, json.dumps(data, separators=(",", ":")).encode()) is not None
+
+    @contextlib.contextmanager
+    def building(self, key: str, seconds: float = _WAIT_SECONDS) -> Iterator[None]:
+        """Held while a graph is built, by one process at a time; who waited for it finds the entry.
+
+        The system takes the lock from a process that dies. After `seconds` nobody is waited for any more.
+        """
+        path = self._path("graphs", key).with_name(f".{key}.lock")
+        lock = _locked(path, seconds) if self.usable else None
+        try:
+            yield
+        finally:
+            if lock is not None:
+                _remove(path)  # those who wait hold the file, not its name
+                os.close(lock)
 
     def discard(self, folder: str, key: str) -> None:
         """Remove an entry that turned out to be useless."""
@@ -230,6 +252,27 @@ class Cache:
         if due:
             self.trim()
         return path
+
+
+def _locked(path: Path, seconds: float) -> int | None:
+    """A lock on a file; None where there is none to be had."""
+    if fcntl is None:
+        return None
+    until, pause = time.monotonic() + seconds, 0.005
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError as error:  # another process has it, or the file system has no locks
+            if not isinstance(error, BlockingIOError) or time.monotonic() > until:
+                os.close(descriptor)
+                return None
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.2)
 
 
 def _trailer(body: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import distributed
 
 from ..errors import UnknownTarget
 from ..ir.target import Target, find_chip
@@ -21,3 +22,13 @@ def runs_here(name: str) -> bool:
         return torch.cuda.is_available() and current_chip().name == name
     except UnknownTarget:
         return False
+
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several that compute together.
+
+    What each would measure for itself may differ, and one would wait in an exchange while another measures.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return bool(distributed.get_world_size() > 1)

@@ -130,7 +130,7 @@ def _ready(device: torch.device, wanted: int) -> Iterator[None]:
 
 
 def stand_ins(allocates: Iterable[Allocate], device: torch.device) -> list[torch.Tensor]:
-    """A tensor for every buffer: floats spread as a normal distribution, everything else 0."""
+    """A tensor for every buffer: floats spread as a normal distribution, booleans true, everything else 0."""
     generator = torch.Generator(device)
     generator.manual_seed(0)
     return [_stand_in(a, generator) for a in allocates]
@@ -197,7 +197,7 @@ def _stand_in(allocate: Allocate, generator: torch.Generator) -> torch.Tensor:
     elif dtype in _NARROW and storage.device.type == generator.device.type:
         storage.copy_(torch.empty_like(storage, dtype=torch.float16).normal_(generator=generator))
     else:
-        storage.zero_()
+        storage.fill_(dtype is torch.bool)  # a mask, as a rule: what it hides is not computed
     return storage.as_strided(tuple(map(int, allocate.shape)), tuple(map(int, allocate.strides)))
 
 

@@ -389,7 +389,7 @@ class Builder:
         """Store a value at an index given in class axes, inside its region."""
         guard: ir.Operand | None = None
         for axis, low, high in region:
-            guard = self._between(guard, low, self.position(axis.poly()), high)
+            guard = self._between(guard, self.position(low), self.position(axis.poly()), self.position(high))
         offset = flat_offset(buffer, tuple(self.position(p) for p in index))
         self.add(ir.StoreElement(buffer, self.physical(offset), operand, guard))
 

@@ -167,15 +167,19 @@ class Leaf(ABC):
             whole = (high - low) // step
             loop = Axis(self.builder.name("i" if kind == "sweep" else "j"), whole)
             if step == 1:
-                at = high - 1 - loop if axis in self.descending else low + loop
+                at = self._from_first(axis, low, high, loop.poly())
                 with self.builder.block(looped(loop, kind, lanes, lane), {axis: at}):
                     yield self.specialised(items, axis, low, high)
                 continue
             with self.builder.block(looped(loop, kind, lanes, lane)):
                 for phase in range(step if whole.terms else 0):
-                    yield from self._at(axis, low + loop * step + phase, items)
+                    yield from self._at(axis, self._from_first(axis, low, high, loop * step + phase), items)
             for position in range((high - low - whole * step).constant or 0):
-                yield from self._at(axis, low + whole * step + position, items)
+                yield from self._at(axis, self._from_first(axis, low, high, whole * step + position), items)
+
+    def _from_first(self, axis: Axis, low: Poly, high: Poly, number: Poly) -> Poly:
+        """The position of [low, high) that comes after so many."""
+        return high - 1 - number if axis in self.descending else low + number
 
     def _at(self, axis: Axis, position: Poly, items: list[Item]) -> Iterator[list[Item]]:
         with self.builder.stretch() as scope:

@@ -18,11 +18,12 @@ from ..analysis.nest import NestStore
 from ..analysis.passes import passes, shares_out
 from ..analysis.price import price
 from ..ir.expr import Pointwise, postorder
-from ..ir.kernel import ScheduledGroup
+from ..ir.kernel import Loop, ScheduledGroup, walk
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
 from ..ir.schedule import Schedule
 from ..ir.target import Target
+from ..ir.time import total_us
 from .product_schedules import Tiles, tiles_of
 from .products import ProductScheduler
 from .shared_launch import joined
@@ -30,7 +31,7 @@ from .split import finished
 from .workspace import Workspace
 
 LEAST_STEPS = 4  # of a chunk
-MOST_ASKED = 0.03  # of a kernel's time: for the answer to what data leaves of it, of which nothing is known before
+MOST_ASKED = 0.03  # of a kernel's time: for the answer to what data leaves of it, where nothing is expected
 PROGRAMS = 2  # for each processor
 
 
@@ -75,18 +76,29 @@ def schedule_products(
 def _after_questions(
     make: Callable[[bool], list[ProductScheduler]], target: Target, name: str, origins: tuple[Origin, ...]
 ) -> ScheduledGroup:
-    """One kernel, after those that find out what data leaves of its sweeps; conditions are computed for all rows and
-    columns only where that takes a small part of its time."""
-    for asks in (True, False):
+    """One kernel, after those that find out what data leaves of its sweeps.
+
+    Conditions are computed for all rows and columns where that takes a small part of the kernel's time, or where less
+    of the sweep is expected and the sum is predicted to be lower.
+    """
+
+    def built(asks: bool) -> tuple[ScheduledGroup, float]:
+        """The kernels, and the time of conditions for all rows and columns."""
         schedulers = make(asks)
-        built = [s.build(name, origins) for s in schedulers]
-        kernel = built[0] if len(built) == 1 else joined(built)
+        own = [s.build(name, origins) for s in schedulers]
         before = [(k, s.questions.tiled) for s in schedulers for k in s.questions.kernels(target, name, origins)]
-        asked_us = sum(price(k, target).total_us for k, tiled in before if tiled)
-        if asked_us <= MOST_ASKED * price(kernel, target).total_us:
-            break
-    answers = tuple(b for s in schedulers for b in s.questions.buffers)
-    return ScheduledGroup((*(k for k, _ in before), kernel), answers, len(before))
+        answers = tuple(b for s in schedulers for b in s.questions.buffers)
+        kernels = (*(k for k, _ in before), own[0] if len(own) == 1 else joined(own))
+        tiled_us = total_us(price(k, target) for k, tiled in before if tiled)
+        return ScheduledGroup(kernels, answers, len(before)), tiled_us
+
+    scheduled, asked_us = built(True)
+    if asked_us <= MOST_ASKED * price(scheduled.main, target).total_us:
+        return scheduled
+    plain, _ = built(False)
+    less = any(isinstance(s, Loop) and s.part < 1 for s in walk(scheduled.main.body))
+    both_us = [total_us(price(k, target) for k in found.kernels) for found in (scheduled, plain)]
+    return scheduled if less and both_us[0] < both_us[1] else plain
 
 
 def _tile_states(part: ProductScheduler, workspace: Workspace) -> list[NestStore]:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from ..analysis.access import estimate, numel, power_above, storage_bytes
 from ..analysis.bounds import assuming, find_bound, find_ranges, needed
 from ..analysis.contraction import Contraction
-from ..analysis.formulas import ALWAYS, Every, Formula, Positive, some
+from ..analysis.formulas import ALWAYS, Every, Formula, Positive, along, some
 from ..analysis.inline import loads_of, reductions
 from ..analysis.nest import NestStore, direct_reductions
 from ..analysis.operands import operands, sided
 from ..analysis.passes import Pass, passes
 from ..analysis.rows import row_reductions
-from ..analysis.visits import RowTile, expected, spelled, usually_grows
+from ..analysis.visits import RowTile, expected, range_of, spelled, usually_grows
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Load, Part, Reduce, const, pointwise, substitute_axes
@@ -193,6 +193,7 @@ class ProductScheduler(MatrixTiles):
                 before=span.before,
                 seldom=span.seldom,
                 part=span.part,
+                beside=span.beside,
             )
         ):
             for dim in dims:
@@ -310,7 +311,8 @@ class ProductScheduler(MatrixTiles):
         if self._is_one_step() or self.c.passing or not one.skips(self.c):
             return ALWAYS
         unled = {self.oriented(r) for r in one.sums}
-        return some(needed(r.inputs[0], r.reduce.monoid, r.reduce not in unled) for r in running)
+        found = some(needed(r.inputs[0], r.reduce.monoid, r.reduce not in unled) for r in running)
+        return along(found, self.axis(self.c.swept, COLUMN))
 
     def _sides_of_terms(self) -> tuple[Axis, Axis]:
         return self.axis(self.c.rows, ROW), self.axis(self.c.swept, COLUMN)
@@ -326,12 +328,15 @@ class ProductScheduler(MatrixTiles):
         tile = RowTile(rows, swept, Axis("visited", rows.extent), all_rows=self._all_rows)
         some_row, every_row = tile.some_row(counts), tile.every_row(counts) if split else None
         exact = some_row is not None and (every_row is not None or not split)
-        if ends := self._asked(counts, split, exact):
-            return self._visited_between(counts, ends)
+        known = [range_of(t, swept) for t in (some_row, every_row) if t is not None]
+        if (None in known or not exact) and (asked := self._asked(counts, split, exact)):
+            return self._visited_between(counts, asked)
         if some_row is None:
             return Visited()
         for r in reductions([some_row, *([every_row] if every_row is not None else [])]):
             self._fold(r, [substitute_axes(v, {r.over[0]: rows.poly()}) for v in r.inputs], self.lane(self.c.rows, ROW))
+        if None not in known:
+            return self._visited_between(counts, [end for ends in known if ends is not None for end in ends])
         cls = Axis(f"{self.c.swept.name}v", swept.extent)
         here = {swept: self.axis(cls, COLUMN).poly()}
         place, end = Index(here[swept]), Index(swept.extent)
@@ -387,7 +392,11 @@ class ProductScheduler(MatrixTiles):
         ends = [Reduce(monoid, (value,), (self.axis(cls, COLUMN),)) for monoid, value in sought]
         states = [self._state(f"{r.monoid}_visited", r, ()) for r in ends]
         lanes = min(SEEN_BY_THREAD * self.target.warp * self.tiles.warps, power_above(cls.extent.constant))
-        with self._loop("v", cls, lanes, (COLUMN,)):
+        span = WHOLE
+        if self.chunk is not None:  # of a chunk only its own columns matter
+            at = self.builder.resolve(self.chunk * self.steps) * self.tiles.step
+            span = Span((), (at // lanes,), ((at + self.steps * self.tiles.step + lanes - 1) // lanes,))
+        with self._loop("v", cls, lanes, (COLUMN,), span):
             for r, state in zip(ends, states, strict=True):
                 self.builder.add(ir.Accumulate(state, self.lane(cls, COLUMN).poly(), (self.builder.emit(r.inputs[0]),)))
         self.builder.here.parts |= {r: Finished(state) for r, state in zip(ends, states, strict=True)}
@@ -396,8 +405,11 @@ class ProductScheduler(MatrixTiles):
     def _position(self, value: Expr) -> Poly:
         """A position that the kernel has computed, as a bound of loops."""
         var = ir.Var(self.builder.name("end"), DType.I32)
-        op = "cast" if isinstance(value, Load) else "single"  # of a number, or of a tile of one
-        self.builder.add(ir.Let(var, op, (self.builder.emit(value),)))
+        found = self.builder.emit(value)
+        if isinstance(found, Poly):
+            return found
+        op = "single" if reductions([value]) else "cast"  # of a tile of one, or of a number
+        self.builder.add(ir.Let(var, op, (found,)))
         return Symbol(var.name, 0).poly()
 
     def _step(self, first: list[_Running], second: list[_Running], reference: ir.Local | None, span: Span) -> None:

@@ -83,7 +83,10 @@ class Questions:
         return self._ends(number, step, read(some), read(holds[0]) if holds else None, {})
 
     def _ends(self, cls: Axis, step: int, some: Test, every: Test | None, bound: dict[Axis, Axis]) -> list[Expr]:
-        """The first position that counts and the end of the last one, and of those that all count."""
+        """The first position that counts and the end of the last one, and of those that all count.
+
+        Ends are stored as positions left out behind them: zeros, with which schedules are timed, leave all.
+        """
         bound, end = dict(bound), Index(cls.extent * step)
 
         def extreme(monoid: str, value: Callable[[Poly], tuple[Expr, Expr, Expr]]) -> Expr:
@@ -102,9 +105,10 @@ class Questions:
                 return pointwise("bitor", holds(place), pointwise("lt", Index(place * step), settled))
 
             found += [settled, extreme("min", lambda p: (settles(p), end, Index(p * step)))]
-        ends = self._stored(found, (), (*(c for c in bound.values() if c is not cls), cls), bound)
-        self.answers += [e.buffer for e in ends]
-        return list(ends)
+        turned = [pointwise("sub", end, e) if k % 2 else e for k, e in enumerate(found)]
+        stored = self._stored(turned, (), (*(c for c in bound.values() if c is not cls), cls), bound)
+        self.answers += [e.buffer for e in stored]
+        return [pointwise("sub", end, e) if k % 2 else e for k, e in enumerate(stored)]
 
     def _stored(
         self, values: list[Expr], own: tuple[Axis, ...], inner: tuple[Axis, ...], bound: dict[Axis, Axis]

@@ -21,7 +21,7 @@ from .one_body import Different, alike, one_body
 MOST_SIZES = 16  # of a launch: more are arguments that nobody would read
 # Parts of a GPU's launch up to which each has a body of its own, as its arguments are few: a table is copied there.
 FEW_PARTS, MOST_POINTERS = 4, 48
-_NAME = re.compile(r"_(?:partial|finish\d*|visits\d+_\d+)$")
+_NAME = re.compile(r"_(?:partial|chain|finish\d*|visits\d+_\d+)$")
 
 
 def share_launch(groups: Sequence[ScheduledGroup]) -> ScheduledGroup:

@@ -2,7 +2,8 @@
 
 Every program of the first kernel leaves the state of its chunk in a workspace. The finish merges the states with the
 same monoid and computes the values that depend on the result. A scan is split alike: its finish merges, for each chunk,
-the states of the chunks before it, and scans on from there.
+the states of the chunks before it, and scans on from there. The linear maps of chunks are merged in order: a kernel
+between the two scans them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from ..analysis.access import estimate, flat_offset, numel, power_above, tile_el
 from ..analysis.carried import CARRIED_ROWS
 from ..analysis.legality import programs_of
 from ..analysis.nest import Nest, NestStore, direct_reductions
-from ..ir.expr import Expr, Index, Part, Reduce, const, pointwise, rewrite, substitute_axes
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Index, Part, Reduce, Scan, const, pointwise, rewrite, substitute_axes
 from ..ir.kernel import Kernel, ScheduledGroup
 from ..ir.poly import Axis, Poly
 from ..ir.program import Origin
@@ -44,9 +46,11 @@ def split(
     head = first_part(nest, axis, size, workspace)
     kernel = nest_kernel(head, target, f"{name}_partial", origins, schedule)
     if nest.scans:
+        chain = _chained(nest, head, workspace)
+        between = [nest_kernel(chain, target, f"{name}_chain", origins)] if chain is not None else []
         tail = scanned_on(nest, head, workspace)
         last = nest_kernel(tail, target, f"{name}_finish", origins, schedule)
-        return ScheduledGroup((kernel, last), tuple(workspace.buffers))
+        return ScheduledGroup((kernel, *between, last), tuple(workspace.buffers))
     tail = workspace.finish(nest, (s for s in nest.stores if not {*ends}.isdisjoint(direct_reductions([s.value]))))
     return finished(kernel, [tail], workspace, target, name)
 
@@ -79,7 +83,10 @@ def scheduled_part(nest: Nest, axis: Axis, size: int) -> Nest:
     """The nest that the schedule of a split is made for: the first kernel's. Both of a scan run by that of the last."""
     workspace = Workspace("k", "")
     head = first_part(nest, axis, size, workspace)
-    return scanned_on(nest, head, workspace) if nest.scans else head
+    if not nest.scans:
+        return head
+    _chained(nest, head, workspace)
+    return scanned_on(nest, head, workspace)
 
 
 def _chunk_totals(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Nest:
@@ -88,6 +95,11 @@ def _chunk_totals(nest: Nest, axis: Axis, size: int, workspace: Workspace) -> Ne
     stores: list[NestStore] = []
     bound = dict(nest.bound)
     for k, s in enumerate(nest.scans):
+        if s.monoid == "linear":  # the state after the last position of a chunk; nobody reads that of the last chunk
+            end = number * size + (0 if s.reverse else size - 1)
+            left = workspace.leave(s, (*nest.outer, number), {}, [Part(s, 0), Part(s, 1)])
+            stores += (replace(x, domain=x.domain | {axis}, region=((axis, end, end + 1),)) for x in left)
+            continue
         over = Axis(f"{axis.name}.{k}", axis.extent)
         inputs = tuple(substitute_axes(v, {axis: over.poly()}) for v in s.inputs)
         for total in _merging(s.monoid, inputs, over):
@@ -106,11 +118,37 @@ def _merging(monoid: str, values: tuple[Expr, ...], over: Axis) -> list[Reduce]:
     return [top, Reduce("sum", (terms[0] * total if terms else total,), (other,))]
 
 
+def _chain(scan: Scan, number: Axis, workspace: Workspace) -> Scan:
+    """The linear maps of chunks after each other."""
+    return Scan("linear", workspace.states[scan].read({}), number, number.poly(), scan.reverse)
+
+
+def _chained(nest: Nest, head: Nest, workspace: Workspace) -> Nest | None:
+    """What the linear maps of all chunks up to each make of zero."""
+    number, stores = head.outer[-1], list[NestStore]()
+    for s in nest.scans:
+        if s.monoid == "linear":
+            chain = _chain(s, number, workspace)
+            stores += workspace.leave(chain, (*nest.outer, number), {}, [Part(chain, 1)])
+    return Nest(tuple(stores), (*nest.outer, number), {}, nest.outer) if stores else None
+
+
 def scanned_on(nest: Nest, head: Nest, workspace: Workspace) -> Nest:
     """The nest with chunks whose scans go on from the states of the chunks before them."""
     number, bound, known = head.outer[-1], dict(nest.bound), dict[Expr, Expr]()
-    left = iter(workspace.states.values())
+    left = iter([x for key, x in workspace.states.items() if isinstance(key, Reduce)])
     for k, s in enumerate(nest.scans):
+        if s.monoid == "linear":
+            near = number + 1 if s.reverse else number - 1
+            (start,) = workspace.states[_chain(s, number, workspace)].read({number: near})
+            inside = (
+                pointwise("lt", Index(near), Index(number.extent))
+                if s.reverse
+                else pointwise("gt", Index(number.poly()), const(0, DType.I64))
+            )
+            start = pointwise("where", inside, start, const(0, start.dtype))
+            known[Part(s, 1)] = Part(s, 0) * start + Part(s, 1)
+            continue
         states = [next(left) for _ in range(2 if s.monoid == "logsumexp" else 1)]
         other, cls = Axis(f"chunk{k}.r", number.extent), Axis(f"chunk{k}.c", number.extent)
         before = pointwise("gt" if s.reverse else "lt", Index(other.poly()), Index(number.poly()))

@@ -24,6 +24,7 @@ class Span:
     before: tuple[Poly, ...] = ()
     seldom: bool = False  # data says how many steps there are, and few are expected
     part: float = 1.0  # of the steps between these ends, what data is expected to leave
+    beside: int = 0  # spans before and after this one that are seldom
 
 
 WHOLE = Span()
@@ -72,10 +73,20 @@ def spans(ranges: list[Range], step: int, resolve: Callable[[Poly], Poly], visit
         holding = tuple(Positive(b.difference) for b in checked)
         settled = steps(b.tight for b in checked if not b.upper)
         doubtful = begun(b.tight for b in checked if b.upper)
-    if settled:  # where both ends are close this has all
+    opening = bool(settled) and not set(settled) <= set(starts)
+    if opening:  # where both ends are close this has all
         found.append(Span((), starts, (*ends, *settled), bool(visited.holding)))
     part = 1.0 if any(b.slope for b in ranges[-1]) else visited.part  # what positions rule out is counted
-    found.append(Span(holding, (*starts, *settled), (*ends, *doubtful), part=part))
+    found.append(
+        Span(
+            holding,
+            (*starts, *settled),
+            (*ends, *doubtful),
+            False,
+            part,
+            (opening + bool(doubtful)) * bool(visited.holding),
+        )
+    )
     if doubtful:
         found.append(Span((), (*starts, *settled, *doubtful), ends, bool(visited.holding)))
     return found

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ..analysis.access import estimate, numel
 from ..analysis.nest import Nest
+from ..analysis.scans import state_classes
 from ..ir import kernel as ir
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Load, Pointwise, Reduce, Scan, postorder
@@ -22,12 +23,13 @@ from ..ir.poly import Axis, Division, Poly, is_far
 from ..ir.program import Buffer
 from ..ir.target import Target
 from .builder import Builder, Carry, Finished, divides, looped
-from .early_loads import early_loads
+from .early_loads import early_loads, loads_before_steps
 from .layout import Layout
 from .leaf import Item, Leaf, Point, Then
 from .online import carry
 from .reuse import mark_reuse
 
+STEPS_TOGETHER = 8  # of a scan that goes through registers step by step
 PEELED = 8  # whole blocks from which a sweep's last block, which needs masks, is worth code of its own
 PROCESSOR_THREADS = 2048  # that run at once on a processor
 NARROW_ELEMENTS = 1 << 31  # offsets below this fit 32 bits
@@ -70,7 +72,7 @@ class Tiles(Leaf):
         if axes and (axes[-1].extent.constant or 0) >= 4:
             body = ir.rewritten(body, lambda s: _four_wide(s, axes[-1]))
         wide = any(needs_wide(b) for b in kernel.parameters) or has_far_values(body)
-        body = early_loads(mark_reuse(body, self.target))
+        body = loads_before_steps(early_loads(mark_reuse(body, self.target)), kernel.writes)
         schedule = self.layout.schedule
         return replace(kernel, body=body, warps=schedule.warps, stages=schedule.stages, wide=wide, raises=False)
 
@@ -143,6 +145,12 @@ class Tiles(Leaf):
         parts = self.builder.fold(reduce, values, over)
         self.builder.here.parts[reduce] = Finished(ir.Accumulator(parts[0].name, reduce.monoid, reduce.part_dtypes, 1))
         return parts
+
+    def phases(self, axis: Axis, items: list[Item]) -> int:
+        """Steps of a scan that come one by one are several in a row: what they load is on its way together."""
+        extent = axis.extent.constant or 0
+        alone = any(s.over is axis for s in self.nest.scans) and bool(state_classes(self.nest))
+        return STEPS_TOGETHER if alone and extent >= 2 * STEPS_TOGETHER else 1
 
     # --- strips ---
 

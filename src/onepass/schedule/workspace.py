@@ -14,7 +14,7 @@ from ..analysis.contraction import Carried
 from ..analysis.inline import reductions
 from ..analysis.legality import outer_axes
 from ..analysis.nest import Nest, NestStore
-from ..ir.expr import Expr, Load, Part, Reduce, const, pointwise, rewrite
+from ..ir.expr import Expr, Load, Part, Reduce, Scan, const, pointwise, rewrite
 from ..ir.poly import Axis, Poly
 from ..ir.program import Buffer, contiguous_strides
 from .online import carried
@@ -41,11 +41,11 @@ class Workspace:
     def __init__(self, name: str, device: str) -> None:
         self.name, self.device = name, device
         self.buffers: list[Buffer] = []
-        self.states: dict[Reduce, _States] = {}
+        self.states: dict[Reduce | Scan, _States] = {}
 
     def leave(
         self,
-        reduce: Reduce,
+        reduce: Reduce | Scan,
         axes: tuple[Axis, ...],
         numbers: Mapping[Axis, str],
         values: Iterable[Expr] | None = None,
@@ -69,6 +69,7 @@ class Workspace:
         bound = dict(nest.bound)
         merged: dict[Expr, Expr] = {}
         for r, states in self.states.items():
+            assert isinstance(r, Reduce), "states of scans are merged in order"
             kind = "r" if states.follows is None else "s"  # a sum has axes of its own, for the maximum inside
             running = {a: Axis(f"{name}.{kind}", a.extent) for a, name in states.numbers.items()}
             bound |= {running[a]: Axis(f"{name}.c", a.extent) for a, name in states.numbers.items()}
