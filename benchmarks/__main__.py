@@ -32,7 +32,8 @@ from .systems import TORCH_SYSTEMS, facts, missing, result_name, same_environmen
 from .turns import apart
 
 QUICK_SCALE, QUICK_ROUNDS = 1 / 64, 3
-RESULTS = Path(__file__).parent / "results"
+# Of the source repository; an installed package writes where it is called.
+RESULTS = Path(__file__).parent / "results" if __package__ == "benchmarks" else Path("onepass-bench")
 
 
 def _arguments() -> argparse.Namespace:
@@ -180,7 +181,7 @@ def _write(folder: Path | None, files: dict[str, str]) -> None:
 
 def main() -> int:
     arguments = _arguments()
-    same_environment("benchmarks")
+    same_environment(__package__ or "benchmarks")
     torch.set_num_threads(os.cpu_count() or 1)
     name = result_name(arguments.device)
     if arguments.sweep:

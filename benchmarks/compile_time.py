@@ -32,7 +32,7 @@ def compile_times(system: str, device: str, only: str, scale: float) -> dict[str
 
 def _child(system: str, device: str, only: str, scale: float, environment: dict[str, str]) -> dict[str, Any]:
     arguments = [system, f"--device={device}", f"--scale={scale}", f"--only={only}"]
-    return in_fresh_process("benchmarks.compile_time", arguments, environment, _LIMIT_SECONDS)
+    return in_fresh_process(f"{__package__}.compile_time", arguments, environment, _LIMIT_SECONDS)
 
 
 def in_fresh_process(

@@ -42,7 +42,10 @@ Arguments = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One program. `counts`: cycles for each element, by hand; `removed`: the program without an operation, by hand."""
+    """One program. `counts`: cycles for each element, by hand; `removed`: the program without an operation, by hand.
+
+    A sum in one sweep with its maximum is nothing without its exponential: no program by hand has the kernel's form.
+    """
 
     name: str
     function: Callable[..., Tensor]
@@ -114,12 +117,9 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(CAP * torch.tanh(scores(q, k) / CAP), -1) @ v
 
 
-def uncapped_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return torch.softmax(CAP * (scores(q, k) / CAP), -1) @ v
-
-
-def attention_without_exp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return softmax_of(CAP * torch.tanh(scores(q, k) / CAP), exp=lambda x: x) @ v
+def attention_without_tanh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """With something as cheap as nothing in its place: plain attention would be a library's kernel."""
+    return torch.softmax(CAP * torch.relu(scores(q, k) / CAP), -1) @ v
 
 
 def int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -130,12 +130,10 @@ def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(x, target)
 
 
-def cross_entropy_of(
-    x: Tensor, target: Tensor, exp: Callable[[Tensor], Tensor], largest: Callable[[Tensor], Tensor]
-) -> Tensor:
+def cross_entropy_by_first(x: Tensor, target: Tensor) -> Tensor:
     wide = x.float()
-    moved = wide - largest(wide)
-    logs = moved - exp(moved).sum(-1, True).log()
+    moved = wide - first(wide)
+    logs = moved - torch.exp(moved).sum(-1, True).log()
     return -logs.gather(1, target[:, None]).mean()
 
 
@@ -193,7 +191,7 @@ CASES = (
         # For each score: 2 x 128 multiply-adds are 16 cycles of the matrix unit. States: maximum, sum, and 128 results
         # for 64 scores times the factor that the new maximum brings.
         {PRODUCTS: 16, "exp": 8 + 1, "tanh": 8, STATES: 1 + 1 + 2, CONVERSIONS: 1, "div": 1, "mul": 2, "sub": 1},
-        {"tanh": uncapped_attention, "exp": attention_without_exp},
+        {"tanh": attention_without_tanh},
     ),
     Case(
         "int8 product for 16 rows", int8_product, _weights,
@@ -206,8 +204,7 @@ CASES = (
         "cross-entropy", cross_entropy, _logits,
         # In turns: a maximum and a sum, each folded over the block, and what was summed before is scaled.
         {"exp": 8 + 1, STATES: 2 + 2 * FOLD, MEMORY: 2 + 1, CONVERSIONS: 3, "sub": 1},
-        {"exp": lambda x, t: cross_entropy_of(x, t, lambda y: y.abs(), lambda y: y.amax(-1, True)),
-         "max": lambda x, t: cross_entropy_of(x, t, torch.exp, first)},
+        {"max": cross_entropy_by_first},
     ),
 )  # fmt: skip
 

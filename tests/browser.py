@@ -56,6 +56,10 @@ class Browser:
             time.sleep(0.05)
         raise AssertionError(f"the page's script did not end: {self.console()}")
 
+    def frame(self, number: int | None) -> None:
+        """What scripts run in from now on: a frame of the page, or the page again."""
+        self._send("POST", "/frame", {"id": number})
+
     def run(self, script: str) -> Any:
         """What a script returns."""
         return self._send("POST", "/execute/sync", {"script": script, "args": []})

@@ -79,7 +79,8 @@ def text_of(path: Path) -> str:
     """A page as Markdown; of a notebook, its cells."""
     text = (ROOT / path).read_text("utf-8")
     if path.suffix != ".ipynb":
-        return text
+        plots = [p for p in sorted((ROOT / path).parent.glob("*.svg")) if p.stem.rpartition("-")[0] == path.stem]
+        return text + "".join(f"\n\n![{p.stem}]({p.name})" for p in plots)
     cells = [("".join(c["source"]), c["cell_type"]) for c in json.loads(text)["cells"]]
     return "\n\n".join(f"```python\n{source}\n```" if kind == "code" else source for source, kind in cells)
 

@@ -25,7 +25,7 @@ from .cases import Case, Row
 BASE = "aot_eager"  # compiles nothing: what dynamo and AOTAutograd take
 TIMED_FIRST = (BASE, "inductor", "onepass")
 EXTRA = ("inductor-max", "xla")  # systems that only some cases have
-_PROCESS = "benchmarks.models.process"
+_PROCESS = f"{__package__}.process"
 _LIMIT_SECONDS = 1200.0
 
 

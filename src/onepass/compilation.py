@@ -89,7 +89,7 @@ def _compile_alone(
     rewrite: Rewriter | None = None,
 ) -> Compiled:
     builder = builder_for(target)
-    cache = default_cache() if options.cache and options.debug < 5 else None  # 5 checks, and stores nothing
+    cache = default_cache() if options.cache and not options.observes else None  # what is stored has no wrapper
     measures = options.tune != "off" and not is_planning() and not has_other_ranks()
     timer = (stopwatch or stopwatch_for(target, kernel_device(graph))) if measures else None
     extra = f"{options.code_key()} {target} {direction} {needs_exact(graph)} {builder.fingerprint()}"

@@ -20,7 +20,7 @@ from .autograd.exact import needs_exact
 from .codegen.c import emit_c
 from .codegen.host import emit_host
 from .codegen.triton import emit_triton
-from .explain.checking import checked, observed
+from .explain.checking import checked, observed, watched
 from .explain.measure import measure
 from .ir.kernel import Kernel, ScheduledGroup
 from .ir.limits import NO_LIMITS, Limits
@@ -44,7 +44,6 @@ from .schedule.group import choose, choose_products, neighbours, schedule_group,
 from .schedule.overwriting import overwrite_rows
 from .schedule.shared_launch import share_launch
 
-CHECK_LEVEL = 5  # of the debug ladder
 Call: TypeAlias = Callable[[list[Any]], Any]
 Wrapper: TypeAlias = Callable[[Call], Call]
 Choices: TypeAlias = Mapping[str, Schedule]  # by the name of a group's kernels
@@ -166,12 +165,22 @@ def compile_entry(planned: PlannedGraph, record: CompileRecord, choices: Choices
         launched = share_launches(plan, scheduled)
     with stage(record, "emit"):
         sources, numbers = emit_kernels(planned, [k for s in launched.values() for k in s.kernels])
-        checks = planned.lowered.options.debug >= CHECK_LEVEL
-        host = emit_host(observed(program, plan) if checks else program, plan, launched, numbers)
+        shown = observed(program, plan) if planned.lowered.options.checks else program
+        host = emit_host(shown, plan, launched, numbers)
     texts = {k: sources[n] for k, n in numbers.items()}
     measure(record, program, plan, (scheduled, launched), texts, target)
     entry = GraphEntry(host, tuple(sources), record, node_names(planned.lowered.graph))
-    return entry, (lambda call: checked(call, program, plan)) if checks else None
+    return entry, _wrapper(planned.lowered.options, program, plan)
+
+
+def _wrapper(options: Options, program: Program, plan: FusionPlan) -> Wrapper | None:
+    """What the options ask to be done around each call, if anything."""
+
+    def wrapped(call: Call) -> Call:
+        call = checked(call, program, plan) if options.checks else call
+        return watched(call, program, options.watch) if options.watch else call
+
+    return wrapped if options.observes else None
 
 
 def schedule_named(planned: PlannedGraph, name: str, schedule: Schedule | None = None) -> ScheduledGroup:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from onepass.cli import main
 from onepass.cli.program import random_inputs
 from onepass.demo import run as demo
 from onepass.errors import OnepassError, UnusableProgram
-from onepass.explain.width import fitted, terminal_width
+from onepass.explain.width import fitted, painted, terminal_width
 from onepass.profiling.repro import repro_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +89,21 @@ def test_the_package_shows_what_is_public() -> None:
 def test_torchs_log_has_our_name() -> None:
     code = "import torch; torch.compile(lambda x: x.sin() + 1, backend='onepass')(torch.randn(4))"
     assert "1 kernels" in (told := child(code, TORCH_LOGS="onepass").stderr) and "program(" not in told
-    assert "program(a0: float32[4])" in child(code, TORCH_LOGS="+onepass").stderr
+    assert "program(a0: float32[4])" in (told := child(code, TORCH_LOGS="+onepass").stderr) and "op_" in told
+    decisions = child(code, TORCH_LOGS="+onepass.planner").stderr
+    assert "fused (vertical) sin -> add" in decisions and "1 kernels" not in decisions
+    assert "aten.sin.default" in (told := child(code, TORCH_LOGS="+onepass.codegen").stderr) and "fused (" not in told
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "onepass: 1 graph\n  kernel k0: reads\n    add  model.py:3"
+    assert painted(text) == text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert painted(text) == "\x1b[1monepass: 1 graph\x1b[0m\n\x1b[32m  kernel k0: reads\x1b[0m\n    add  model.py:3"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert painted(text) == text
 
 
 def test_names_that_are_nearly_right(program: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,11 +137,40 @@ def test_evaluation_and_no_gradients(program: str, capsys: pytest.CaptureFixture
     assert graphs("--no-grad")[0] == ["inference"] and torch.is_grad_enabled()
 
 
-def test_the_benchmarks_are_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.setattr("onepass.cli._SOURCE_FOLDER", tmp_path)
-    assert main(["bench"]) == 1
-    error = capsys.readouterr().err
-    assert "not in the installed package" in error and "onepass demo" in error and "--beside eager,inductor" in error
+@pytest.mark.rotating
+def test_a_wheel_has_all_doors(tmp_path: Path) -> None:
+    """The package as it is installed, unpacked: none of its source folder is there."""
+    pytest.importorskip("setuptools")
+    pytest.importorskip("wheel")
+    source, unpacked = tmp_path / "source", tmp_path / "unpacked"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in ("src", "benchmarks"):
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "results")
+        )
+    code = "from setuptools.build_meta import build_wheel; build_wheel('.')"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (wheel,) = source.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    (tmp_path / "a_program.py").write_text(PROGRAM)
+
+    def run(*arguments: str) -> str:
+        variables = {**os.environ, "PYTHONPATH": str(unpacked)}
+        command = [sys.executable, "-m", "onepass", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "| softmax |" in run(
+        "bench", "--quick", "--only", "softmax", "--systems", "eager,onepass", "--no-compile-time"
+    )
+    program = ("a_program.py:forward", "--input", "8x8")
+    assert "1 kernel" in run("explain", *program, "--html", "page.html") and (tmp_path / "page.html").exists()
+    assert "onepass profile" in run("profile", *program, "--seconds", "0.01")
+    run("repro", *program)
+    assert "Graph 1 of 1" in (tmp_path / "repro.py").read_text()
 
 
 def test_the_demo_says_where_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +232,7 @@ def test_the_failing_graph_is_taken_and_data_is_not_written() -> None:
         return torch.cos(y) + table[i].t()
 
     def backend(graph: Any, _inputs: Any) -> Any:
-        if "cos" in graph.code:
+        if "torch.cos" in graph.code and ".t()" in graph.code:  # no part of it that has one result fails
             raise OnepassError("too hard\nreally")
         return graph.forward
 
@@ -199,6 +244,56 @@ def test_the_failing_graph_is_taken_and_data_is_not_written() -> None:
     exec(compile(text, "repro.py", "exec"), namespace)
     (result,) = namespace["Graph"]()(*namespace["inputs"]())
     assert result.shape == (4, 3)
+
+
+def test_a_failing_graph_is_shrunk() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = torch.sin(x) + 1
+        y = torch.cos(x.t() @ w)
+        return y.exp().softmax(-1).sum() + x.mean()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        assert len(inputs) == sum(n.op == "placeholder" for n in graph.graph.nodes)
+        graph.forward(*inputs)  # what is left runs
+        if "torch.cos" in graph.code and "matmul" in graph.code:
+            raise OnepassError("too hard")
+        return graph.forward
+
+    text = repro_text(function, (torch.randn(8, 4), torch.randn(8, 3)), {}, backend, "model.py:f")
+    title = text.splitlines()[0]
+    assert "Graph 1 of 1 of model.py:f, " in title and "left out: OnepassError: too hard." in title
+    assert text.count("torch.sin") == 0 and "cos" in text and "softmax" not in text and text.count(" made(") == 2
+    namespace: dict[str, Any] = {"__name__": "a file"}
+    exec(compile(text, "repro.py", "exec"), namespace)
+    (result,) = namespace["Graph"]()(*namespace["inputs"]())
+    assert result.shape == (4, 3)
+
+
+def test_a_real_failure_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onepass.backend import make_backend
+    from onepass.lowering.registry import RULES
+
+    def broken(*_: Any) -> Any:
+        raise OnepassError("no such rule")
+
+    monkeypatch.setitem(RULES, torch.ops.aten.erfinv.default, broken)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.erfinv(torch.tanh(torch.sin(x) * 2) * 0.5).exp().sum(-1)
+
+    backend = make_backend({"strict": True, "cache": False})
+    with torch.no_grad():
+        text = repro_text(function, (torch.randn(8, 4),), {}, backend, "model.py:f")
+    assert "erfinv(" in text and "torch.sin" not in text and "softmax" not in text and ".exp()" not in text
+
+
+def test_random_programs_say_that_they_differ() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5)
+
+    text = repro_text(function, (torch.ones(4),), {}, lambda graph, _inputs: graph.forward, "model.py:f")
+    assert "eager, which draws other random numbers:" in text
 
 
 def test_nothing_to_reproduce() -> None:

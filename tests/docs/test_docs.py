@@ -41,8 +41,9 @@ Options that change code are part of the cache key; the others only print or che
 | `ONEPASS_STRICT` | `1`: the `strict` option |
 | `ONEPASS_TARGET` | the `target` option |
 | `ONEPASS_TUNE` | the `tune` option |
+| `ONEPASS_WATCH` | the `watch` option |
 | `ONEPASS_CACHE_DIR` | the cache folder (default: `onepass` in the user's cache folder) |
-| `TORCH_LOGS` | torch's own: `onepass` logs a line for each graph, `+onepass` decisions, program and plan |
+| `TORCH_LOGS` | torch's own: `onepass` a line for each graph, `+onepass.planner` plans, `+onepass.codegen` kernels |
 | `CC` | the C compiler (default: the first of cc, gcc, clang) |
 
 ## Tuning

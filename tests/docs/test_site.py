@@ -24,5 +24,5 @@ def test_the_site(tmp_path: Path) -> None:
             if target and "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
                 pictures += kind == "src"
-    assert pictures >= 1 and "<table>" in (tmp_path / "index.html").read_text()
+    assert pictures >= 5 and "<table>" in (tmp_path / "index.html").read_text()
     assert "Kernel fusion, step by step" in (tmp_path / "examples" / "fusion.html").read_text()

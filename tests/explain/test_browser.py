@@ -142,6 +142,8 @@ def test_lines_are_linked_both_ways(page: Browser) -> None:
     shown = page.run("return [...document.querySelectorAll('article')[0].querySelectorAll('.line.linked')]"
                      ".map(e => e.textContent)")  # fmt: skip
     assert any("rsqrt" in line for line in shown)
+    high, lines = page.run("const p = document.querySelector('pre.source'); return [p.scrollHeight, p.children.length]")
+    assert lines > 20 and high > 12 * lines  # each line is one
     x, y = middle(page, 'tr.linked[data-op="rsqrt"]')
     page.mouse("mouseMoved", x, y)
     marked = page.run("return [...document.querySelectorAll('.line.marked')].map(e => e.textContent)")
@@ -180,6 +182,19 @@ def thousand() -> CompileRecord:
             unfused.append(FlowStep(node["node"], "operation", "aten.add.Tensor", line, reads, writes))
     flow = DataFlow(steps, unfused, {"b0": 4096}, ["b1000"])
     return CompileRecord(kernels=kernels, flow=flow, bytes_moved=1 << 23, bytes_unfused=5 << 23, bytes_minimum=8192)
+
+
+def test_a_notebook_has_it_in_a_frame(browser: Browser, report: Explanation, tmp_path: Path) -> None:
+    path = tmp_path / "notebook.html"
+    ready = "<script>document.documentElement.dataset.ready = 1</script>"
+    path.write_text(f"<!doctype html><meta charset=utf-8>{ready}<body>{report._repr_html_()}")
+    browser.open(path)
+    browser.frame(0)
+    wait = "return new Promise(done => { const ask = () => document.documentElement.dataset.ready ? done(1) : "
+    assert browser.run(f"{wait} setTimeout(ask, 50); ask() }})") == 1
+    nodes = count(browser, ".node")
+    browser.frame(None)
+    assert nodes > 10 and browser.console() == []
 
 
 @pytest.mark.rotating

@@ -17,6 +17,7 @@ import onepass  # noqa: E402
 from onepass.errors import KernelBuildError  # noqa: E402
 from onepass.ir.source import KernelSource  # noqa: E402
 from onepass.ir.target import find_target  # noqa: E402
+from onepass.profiling.issue import disassembled, instructions  # noqa: E402
 from onepass.runtime import triton_kernels, triton_private  # noqa: E402
 from onepass.runtime.assembler import adds_wrongly  # noqa: E402
 from onepass.runtime.triton_private import Assembler, find_assembler, gpu_target, run_stages  # noqa: E402
@@ -69,6 +70,36 @@ def test_a_text_is_edited_before_the_next_stage(tmp_path: Path) -> None:
     edited = run_stages(source(tmp_path), target, options, {"ptx": edit}, {})
     assert taken == [plain.texts["ptx"]] and "lg2" in edited.texts["ptx"]
     assert edited.texts["cubin"] != plain.texts["cubin"]
+
+
+PLACES = """\
+!14 = !DILocation(line: 34, column: 25, scope: !15, inlinedAt: !17)
+!15 = distinct !DILexicalBlockFile(scope: !4, file: !16, discriminator: 0)
+!17 = !DILocation(line: 283, column: 30, scope: !15, inlinedAt: !18)
+!18 = distinct !DILocation(line: 21, column: 32, scope: !19)
+!20 = !DILocation(line: 22, column: 21, scope: !4)
+"""
+
+
+def test_places_are_those_of_the_kernel_that_calls() -> None:
+    own = "DILocation(line: 21, column: 32, scope: !19)"
+    lines = triton_kernels.lines_of_callers(PLACES).splitlines()
+    assert lines == [
+        f"!14 = !{own}", PLACES.splitlines()[1], f"!17 = !{own}", f"!18 = distinct !{own}", PLACES.splitlines()[4]
+    ]  # fmt: skip
+
+
+def test_machine_code_names_no_line_outside_the_kernel(tmp_path: Path) -> None:
+    """Of whichever Triton is installed; 3.6 names the line of the library alone where a function was inlined."""
+    ((made, _),) = built(lambda x: torch.softmax(x * 1.405, -1), (64, 1000))
+    edited = triton_kernels.build_binary(made, find_target("sm_90"))
+    text = disassembled(triton_kernels.read_binary(edited).binary, find_target("sm_90"))
+    if not text:
+        pytest.skip("no disassembler")
+    own = [made.text.splitlines()[i.line - 1] for i in instructions(text, made.key)[0] if i.line > 0]
+    assert "inlined at" not in text and "triton_prelude" not in text
+    for called in ("op_exp(", "op_fold_max(", "op_fold_sum("):
+        assert sum(called in line for line in own) >= 5, called
 
 
 @pytest.fixture(params=["an older version", "a newer version", "a part is missing"])
@@ -131,8 +162,9 @@ def test_a_sum_that_cannot_be_repaired_is_refused(monkeypatch: pytest.MonkeyPatc
     real = run_stages
     monkeypatch.setattr(triton_kernels, "run_stages", lambda *a: replace(real(*a), edited=False))
     monkeypatch.setattr(triton_kernels, "repaired", lambda text: text + " ")
+    versions = iter([(12, 9), (12, 8)])
+    monkeypatch.setattr(triton_kernels, "find_assembler", lambda _: Assembler("ptxas", "sm_90a", next(versions)))
     triton_kernels.build_binary(source, find_target("sm_90"))
-    monkeypatch.setattr(triton_kernels, "find_assembler", lambda _: Assembler("ptxas", "sm_90a", (12, 8)))
     with pytest.raises(KernelBuildError, match="may add addresses wrongly"):
         triton_kernels.build_binary(source, find_target("sm_90"))
 

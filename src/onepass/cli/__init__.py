@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_export(commands)
     demo = commands.add_parser("demo", help="compile several real workloads, check them, time them beside eager")
     demo.set_defaults(command=_demo)
-    beside = "speed beside eager, Inductor and XLA (from a source folder)"
+    beside = "speed beside eager, Inductor and XLA"
     commands.add_parser("bench", help=beside, add_help=False).set_defaults(command=_bench)
     cache = commands.add_parser("cache", help="the persistent cache: its size, its folder, clear it")
     cache.add_argument("action", choices=("size", "clear", "path"), nargs="?", default="size")
@@ -169,17 +169,19 @@ def _loaded(arguments: argparse.Namespace, doing: str) -> Iterator[LoadedProgram
 
 def _explain(arguments: argparse.Namespace) -> int:
     from ..api import explain
+    from ..explain.width import painted
 
     with _loaded(arguments, "compiling") as program:
         wanted = {"target": arguments.target, "operations": arguments.operations}
         explanation = explain(program.function, *program.args, **wanted, **program.kwargs)
     _write(arguments.html, "--html", explanation.to_html)
-    print(explanation.to_json() if arguments.json else explanation)
+    print(explanation.to_json() if arguments.json else painted(str(explanation)))
     return 0
 
 
 def _profile(arguments: argparse.Namespace) -> int:
     from ..api import profile
+    from ..explain.width import painted
 
     beside = [name for name in arguments.beside.split(",") if name]
     with _loaded(arguments, "measuring") as program:
@@ -189,7 +191,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     _write(arguments.html, "--html", found.to_html)
     _write(arguments.trace, "--trace", found.to_trace)
-    print(found.to_json() if arguments.json else found)
+    print(found.to_json() if arguments.json else painted(str(found)))
     return 0
 
 
@@ -238,12 +240,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    if not (_SOURCE_FOLDER / "benchmarks" / "__main__.py").is_file():
-        raise UnusableProgram(
-            "the benchmarks are in the source repository, not in the installed package",
-            "Run `onepass bench` there, `onepass demo` for six workloads beside eager, or `onepass profile "
-            "FILE.py:NAME --beside eager,inductor` for a program of your own",
-        )
+    if not (_SOURCE_FOLDER / "benchmarks" / "__main__.py").is_file():  # an installed package, which has its own
+        command = [sys.executable, "-m", "onepass.benchmarks", *arguments.rest]
+        return subprocess.run(command, check=False).returncode
     command = [sys.executable, "-m", "benchmarks", *arguments.rest]
     paths = [str(_SOURCE_FOLDER / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

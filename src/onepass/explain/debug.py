@@ -10,21 +10,27 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..ir.options import Options
 from ..ir.record import CompileRecord
 
 _numbers = itertools.count()
-_log = logging.getLogger("onepass")
+_log, _planner_log, _codegen_log = (logging.getLogger(f"onepass{part}") for part in ("", ".planner", ".codegen"))
 _LONG_BUILD = 8  # kernels: fewer are built before anyone wonders
 
 
 def report_stage(options: Options, record: CompileRecord) -> None:
-    """Print and dump what the options ask for, and tell torch's log (TORCH_LOGS="onepass", or "+onepass" for more)."""
-    if _log.isEnabledFor(logging.INFO):
-        _log.info("%s", debug_text(record, 3 if _log.isEnabledFor(logging.DEBUG) else 1))
+    """Print and dump what the options ask for, and tell torch's log: "onepass" a line for each graph, "+onepass" all.
+
+    "+onepass.planner" is what was fused and why, "+onepass.codegen" the kernels: torch takes names of modules.
+    """
+    _log.info("%s", debug_text(record, 1))
+    if _planner_log.isEnabledFor(logging.DEBUG):
+        _planner_log.debug("%s", "\n".join([*_decisions(record), "program:", record.program, "plan:", record.plan]))
+    for k in record.kernels:
+        _codegen_log.debug("%s", k.source)
     if options.debug:
         print(debug_text(record, options.debug), file=sys.stderr)
     if options.dump:
@@ -40,16 +46,17 @@ def debug_text(record: CompileRecord, level: int) -> str:
         f"{len(record.externs)} calls, {record.bytes_moved} bytes moved ({record.bytes_unfused} unfused), "
         f"{seconds:.2f} s" + (f" ({stages})" if stages else "")
     ]
-    if level >= 2:
-        verdicts = [("fused" if d.accepted else "kept apart", d) for d in record.decisions]
-        lines += [f"  {verdict} ({d.kind}) {d.producer} -> {d.consumer}: {d.reason}" for verdict, d in verdicts]
-        lines += [f"  tuning of {k.name}: {k.tuning}" for k in record.kernels if k.tuning]
-        lines += [f"  call {e.op} {e.name}: {e.why}" for e in record.externs]
-    if level >= 3:
-        lines += ["program:", record.program, "plan:", record.plan]
-    if level >= 4:
-        lines += [k.source for k in record.kernels]
+    lines += [*_decisions(record)] if level >= 2 else []
+    lines += ["program:", record.program, "plan:", record.plan] if level >= 3 else []
+    lines += [k.source for k in record.kernels] if level >= 4 else []
     return "\n".join(lines)
+
+
+def _decisions(record: CompileRecord) -> Iterator[str]:
+    for d in record.decisions:
+        yield f"  {'fused' if d.accepted else 'kept apart'} ({d.kind}) {d.producer} -> {d.consumer}: {d.reason}"
+    yield from (f"  tuning of {k.name}: {k.tuning}" for k in record.kernels if k.tuning)
+    yield from (f"  call {e.op} {e.name}: {e.why}" for e in record.externs)
 
 
 def dump(record: CompileRecord, folder: Path) -> None:

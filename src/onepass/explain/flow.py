@@ -1,4 +1,4 @@
-"""Where data goes: what each launch and call reads and writes, before fusion and after it, and the memory they need."""
+"""Where data goes: what launches and calls read and write, before fusion and after it, and the memory they need."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
   }
   const holder = document.getElementById("data");
   const graphs = holder ? JSON.parse(holder.textContent) : [];
-  const NS = "http://www.w3.org/2000/svg", WIDE = 200, HIGH = 40, DOWN = 84, ACROSS = 220, MANY = 700;
+  const NS = "http://www.w3.org/2000/svg", WIDE = 200, HIGH = 40, DOWN = 84, ACROSS = 220, ACROSS_MOST = 6, MANY = 700;
   const make = (name, attributes, parent, text) => {
     const e = document.createElementNS(NS, name);
     for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
@@ -48,22 +48,36 @@
   // --- where nodes stand: by the longest way from the inputs, below the middle of what they read ---
 
   const placed = steps => {
-    const writer = new Map(), edges = [], rows = [];
+    const writer = new Map(), edges = [], rows = [], readers = new Map();
+    let last = 0;
     steps.forEach((s, k) => {
       const from = new Map();
       for (const [b, count] of Object.entries(s.reads))
         if (writer.has(b)) from.set(writer.get(b), (from.get(writer.get(b)) || 0) + count);
-      const above = [...from.keys()];
-      s.row = above.length ? 1 + Math.max(...above.map(i => steps[i].row)) : 0;
-      s.wish = above.length ? above.reduce((a, i) => a + (steps[i].wish || 0), 0) / above.length : 0;
-      (rows[s.row] ||= []).push(s);
-      for (const [i, count] of from) edges.push({ from: steps[i], to: s, count });
+      const above = [...from.keys()].map(i => steps[i]), busy = above.filter(p => !p.free);
+      s.free = !above.length;  // it stands above its first reader
+      s.row = busy.length ? 1 + Math.max(...busy.map(p => p.row)) : above.length ? 1 : Math.max(0, last - 1);
+      if (!s.free) last = s.row;
+      s.wish = busy.length ? busy.reduce((a, p) => a + p.wish, 0) / busy.length : 0;
+      for (const [i, count] of from) {
+        edges.push({ from: steps[i], to: s, count });
+        if (!readers.has(steps[i])) readers.set(steps[i], s);
+      }
       for (const b of Object.keys(s.writes)) writer.set(b, k);
     });
-    for (const row of rows) {
+    for (const s of steps) {
+      if (s.free && readers.has(s)) { s.row = Math.max(0, readers.get(s).row - 1); s.wish = readers.get(s).wish; }
+      (rows[s.row] ||= []).push(s);
+    }
+    let y = 0;
+    for (const row of rows) {  // of a long row, every ACROSS_MOST nodes are a line
+      if (!row) continue;
       row.sort((a, b) => a.wish - b.wish);
-      const middle = row.reduce((a, s) => a + s.wish, 0) / row.length;
-      row.forEach((s, i) => { s.wish = s.x = middle + (i - (row.length - 1) / 2) * ACROSS; s.y = s.row * DOWN; });
+      for (let start = 0; start < row.length; start += ACROSS_MOST, y += start < row.length ? HIGH + 14 : DOWN) {
+        const line = row.slice(start, start + ACROSS_MOST), middle = line.reduce((a, s) => a + s.wish, 0) / line.length;
+        line.forEach((s, i) => { s.x = middle + (i - (line.length - 1) / 2) * ACROSS; s.y = y; });
+      }
+      for (const s of row) s.wish = s.x;
     }
     return edges;
   };
@@ -78,9 +92,11 @@
     for (const e of edges) {
       const [x, y, u, v] = [e.from.x, e.from.y + HIGH, e.to.x, e.to.y], m = (y + v) / 2;
       const wide = 1 + 4 * Math.sqrt(e.count / most);
-      const path = make("path", { class: "edge", d: `M${x} ${y}C${x} ${m} ${u} ${m} ${u} ${v}`, "stroke-width": wide }, all);
+      const rows = e.to.row - e.from.row, away = rows > 1 ? WIDE / 2 + Math.min(120, 14 * rows) : 0;  // past what is between
+      const curve = away ? `${x + 1.3 * away} ${y + 20} ${u + 1.3 * away} ${v - 20}` : `${x} ${m} ${u} ${m}`;
+      const path = make("path", { class: "edge", d: `M${x} ${y}C${curve} ${u} ${v}`, "stroke-width": wide }, all);
       make("title", {}, path, bytes(e.count));
-      make("text", { class: "bytes", x: (x + u) / 2 + 5, y: m + 4 }, all, bytes(e.count));
+      make("text", { class: "bytes", x: (x + u) / 2 + 5 + away, y: m + 4 }, all, bytes(e.count));
     }
     for (const s of steps) {
       const g = make("g", { class: "node " + s.kind, transform: `translate(${s.x - WIDE / 2} ${s.y})` }, all);
@@ -112,8 +128,10 @@
       svg.classList.toggle("far", b[2] / (svg.clientWidth || 400) > 2.2);
     };
     const fit = () => {  // the whole picture, or as much of its beginning as can be read
-      const wide = Math.max(x1 - x0 + 40, Math.min((high + 40) / ratio(), (svg.clientWidth || 400) * 1.4));
-      set([(x0 + x1 - wide) / 2, -20, wide, wide * ratio()]);
+      const most = (svg.clientWidth || 400) * 1.5, first = steps.filter(s => s.y < most * ratio());
+      const wide = Math.min(most, Math.max(x1 - x0 + 40, Math.min((high + 40) / ratio(), most)));
+      const middle = x1 - x0 + 40 <= wide ? (x0 + x1) / 2 : first.reduce((a, s) => a + s.x, 0) / first.length;
+      set([middle - wide / 2, -20, wide, wide * ratio()]);
     };
     const whole = () => {
       const wide = Math.max(x1 - x0 + 40, (high + 40) / ratio());
@@ -252,7 +270,7 @@
     const lines = text.map(t => {
       const name = /^\s*(#|\/\/|\*)/.test(t) ? "" : stem(t);
       const of = name ? rows.filter(r => [name, name === "mm" && "bmm", name === "mm" && "addmm"].includes(r.dataset.op)) : [];
-      const e = html("span", pre, t + "\n", of.length ? "line linked" : "line");
+      const e = html("span", pre, t || " ", of.length ? "line linked" : "line");
       e.addEventListener("pointerenter", () => mark([e], of, true));
       e.addEventListener("pointerleave", () => mark([e], of, false));
       e.addEventListener("click", () => { if (of.length) of[0].scrollIntoView({ block: "nearest" }); });

@@ -64,8 +64,21 @@ class Options:
     debug: int = _option(
         0, "0 silent, 1 summary, 2 decisions, 3 program and plan, 4 sources, 5 check each kernel", False
     )
+    watch: str = _option(
+        "", "lines of yours (`model.py:12`), separated by commas: their values are printed at every call", False
+    )
     dump: str = _option("", "folder that receives every stage of each compilation as files", False)
     cache: bool = _option(True, "False: neither read nor write the persistent cache", False, (True, False))
+
+    @property
+    def checks(self) -> bool:
+        """Whether every kernel is compared with the interpreter."""
+        return self.debug >= 5
+
+    @property
+    def observes(self) -> bool:
+        """Whether something is done around each call."""
+        return self.checks or bool(self.watch)
 
     @staticmethod
     def make(values: dict[str, Any] | None = None) -> Options:
@@ -83,6 +96,9 @@ class Options:
                 merged[name] = value = float(value)
             if not isinstance(value, kind):
                 raise InvalidOption(name, value, f"a value of type {kind.__name__}")
+        for pattern in filter(None, str(merged.get("watch", "")).split(",")):
+            if not LINES.fullmatch(pattern.strip()):
+                raise InvalidOption("watch", pattern, "lines as in model.py:12 or model.py:10-20")
         for pattern in str(merged.get("no_fuse", "")).split(","):
             if ":" in pattern and not LINES.fullmatch(pattern.strip()):
                 raise InvalidOption("no_fuse", pattern, "lines as in model.py:10-20, or modules as in layers.*.mlp")
@@ -93,6 +109,12 @@ class Options:
     def code_key(self) -> str:
         """The part of the cache key that options contribute."""
         return ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.metadata["changes_code"])
+
+
+def is_among(lines: re.Match[str], path: str, number: int) -> bool:
+    """Whether a line of a file is one of those that a pattern (`LINES`) names."""
+    first = int(lines["first"])
+    return f"/{path}".endswith(f"/{lines['file']}") and first <= number <= int(lines["last"] or first)
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -116,7 +138,7 @@ def _from_environment() -> dict[str, Any]:
         if not level.isdigit():
             raise InvalidOption("ONEPASS_DEBUG", level, "a number from 0 to 5")
         found["debug"] = int(level)
-    for name in ("dump", "target", "tune"):
+    for name in ("dump", "target", "tune", "watch"):
         if value := os.environ.get(f"ONEPASS_{name.upper()}"):
             found[name] = value
     if os.environ.get("ONEPASS_STRICT") == "1":

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from torch.fx import GraphModule, Node
 
 from ..errors import UnmetOrder
-from ..ir.options import LINES
+from ..ir.options import LINES, is_among
 from ..ir.orders import NO_FUSE, orders_of
 from ..ir.origins import frames_of, origin_of
 
@@ -41,6 +41,4 @@ def _names(pattern: str, node: Node) -> bool:
     if (lines := LINES.fullmatch(pattern)) is None:
         modules = (re.sub(r"^\w\['?\w+'?\]", "", path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
         return any(fnmatchcase(path, f"*.{pattern}") for path in modules)
-    first = int(lines["first"])
-    last = int(lines["last"] or first)
-    return any(f"/{path}".endswith(f"/{lines['file']}") and first <= n <= last for path, n in frames_of(node))
+    return any(is_among(lines, path, number) for path, number in frames_of(node))

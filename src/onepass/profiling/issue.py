@@ -26,6 +26,7 @@ from ..runtime.triton_private import find_assembler
 
 MEMORY, PRODUCTS, POSITIONS, STATES = "memory", "products", "positions and loops", "running states"
 CONVERSIONS = "conversions"
+FOREIGN = -1
 SAMPLES = 8  # of the programs of a grid, where turns differ between them
 # Cycles that a warp takes a quarter of a multiprocessor, by the first start of the opcode here: compute capability 9.0.
 _CYCLES = {
@@ -45,7 +46,7 @@ _MADE_OF = {"normal": "gelu", "exp2": "exp", "welford": "var_mean"} | dict.fromk
 )
 _WIDTHS = {".64": 2, ".128": 4}  # times 32 bits of a lane
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)(.*)$")
-_LINE = re.compile(r'//## File "[^"]*", line (\d+)$')  # without "inlined at": the outermost of several places
+_LINE = re.compile(r'//## File "([^"]*)", line (\d+)$')  # without "inlined at": the outermost of several places
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _STATES = re.compile(r"(\w+_acc\d|carry|same|old|own|reference|none|safe)\w*$")
 _SIZE = re.compile(r"(?:\b(?:min|max)\b|\b[gin]\d+\b|\bblock\d+\b|\d+|//|[-+*%(), ])+")
@@ -53,7 +54,10 @@ _SIZE = re.compile(r"(?:\b(?:min|max)\b|\b[gin]\d+\b|\bblock\d+\b|\d+|//|[-+*%()
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: where it is, its opcode, the generated line, where it jumps to or its threads meet again."""
+    """One instruction: where it is, its opcode, the generated line, where it jumps to or its threads meet again.
+
+    The line is 0 before the first that is named, and `FOREIGN` in another file.
+    """
 
     address: int
     opcode: str
@@ -72,15 +76,15 @@ def disassembled(binary: bytes, target: Target) -> str:
     return subprocess.run([str(tool), "-c", "-gi", str(path)], capture_output=True, text=True).stdout
 
 
-def instructions(text: str) -> tuple[list[Instruction], dict[str, int]]:
-    """The instructions, and the address that each label stands before."""
+def instructions(text: str, file: str = "") -> tuple[list[Instruction], dict[str, int]]:
+    """The instructions, and the address that each label stands before. `file`: how the generated file's name starts."""
     found: list[Instruction] = []
     labels: dict[str, int] = {}
     open_labels: list[str] = []
     line = 0
     for row in text.splitlines():
         if marked := _LINE.search(row.rstrip()):
-            line = int(marked[1])
+            line = int(marked[2]) if Path(marked[1]).name.startswith(file) else FOREIGN
         elif label := _LABEL.match(row):
             open_labels.append(label[1])
         elif made := _INSTRUCTION.match(row):
@@ -92,9 +96,14 @@ def instructions(text: str) -> tuple[list[Instruction], dict[str, int]]:
     return found, labels
 
 
-def issue_shares(text: str, source: str, kernel: Kernel | None = None) -> dict[str, float]:
-    """The part of all cycles that each operation's instructions take, the largest first."""
-    code, labels = instructions(text)
+def issue_shares(text: str, source: str, kernel: Kernel | None = None, file: str = "") -> dict[str, float]:
+    """The part of all cycles that each operation's instructions take, the largest first.
+
+    Empty where instructions name lines of another file without their caller's: nobody knows then whose they are.
+    """
+    code, labels = instructions(text, file)
+    if any(i.line == FOREIGN for i in code):
+        return {}
     jumps = [(i, labels[i.target]) for i in code if i.target in labels]
     loops = [(to, i.address) for i, to in jumps if to < i.address]
     slow = [(i.address, to) for i, to in jumps if i.opcode.startswith("BSSY")]
@@ -196,13 +205,14 @@ def _of_graph(c: Compiled) -> Iterator[tuple[str, dict[str, float]]]:
         return
     planned = c.made.planned
     kernels = {k.name: k for n in planned.names for k in schedule_named(planned, n, c.made.choices.get(n)).kernels}
-    built = dict(zip((s.text for s in c.made.entry.kernels), c.made.kernels, strict=True))
+    built = {s.text: (s.key, k) for s, k in zip(c.made.entry.kernels, c.made.kernels, strict=True)}
     known: dict[str, dict[str, float]] = {}
     for record in c.record.kernels:
-        code = getattr(built[record.source].function, "built", None) if record.source in built else None
+        key, loaded = built.get(record.source, ("", None))
+        code = getattr(loaded.function, "built", None) if loaded is not None else None
         if code is None or not planned.target.name.startswith("sm_"):
             continue
         if record.source not in known:
             text = disassembled(code.binary, planned.target)
-            known[record.source] = issue_shares(text, record.source, kernels.get(record.name)) if text else {}
+            known[record.source] = issue_shares(text, record.source, kernels.get(record.name), key)
         yield record.name, known[record.source]

@@ -20,6 +20,8 @@ from ..codegen.trial import emit_trial
 from ..compilation import Compiled
 from ..errors import OnepassError
 from ..explain.measured import OperationTime, StepTime
+from ..ir.expr import Load, postorder
+from ..ir.kernel import ScheduledGroup
 from ..ir.plan import Group
 from ..ir.program import Buffer, Define
 from ..ir.record import CompileRecord
@@ -32,10 +34,12 @@ from ..runtime.kernels import LoadedKernel, build_each
 from ..runtime.rounds import Laps, Rounds
 from ..runtime.stopwatch import Run, arguments, as_program
 from ..schedule.group import schedule_group
+from .form import in_place, other_form, other_memory
 from .without import dearest, without
 
 MOST_OPERATIONS, MOST_KERNELS = 8, 12  # of a kernel; of a profile, those that take longest, equal ones as one
 SECONDS = 0.6  # of measuring one kernel
+NOISE = 0.02  # of a kernel's time
 OTHER_SCHEDULE = "without it the kernel runs by another schedule"
 
 
@@ -81,10 +85,7 @@ def _measured(step: StepTime, planned: PlannedGraph, group: Group, chosen: Sched
     ready = [v for v in (*versions.values(), bare) if not isinstance(v, str)]
     laps = watch.race([whole, *ready])
     of = dict(zip(map(id, ready), laps[1:], strict=True))
-    parts = [
-        _part(m, problem=v) if isinstance(v, str) else _part(m, *_difference(laps[0], of[id(v)]))
-        for m, v in versions.items()
-    ]
+    parts = [_part(m, problem=v) if isinstance(v, str) else _timed(m, laps[0], of[id(v)]) for m, v in versions.items()]
     rest_us = 0.0 if isinstance(bare, str) else of[id(bare)].time_us
     return replace(step, parts=tuple(parts), rest_us=rest_us, alone_us=laps[0].time_us)
 
@@ -92,6 +93,13 @@ def _measured(step: StepTime, planned: PlannedGraph, group: Group, chosen: Sched
 def _part(m: Define, exposed_us: float = 0.0, spread_us: float = 0.0, problem: str = "") -> OperationTime:
     name = ".".join(m.origin.op.split(".")[:2]).removeprefix("aten.")
     return OperationTime(name, m.origin.line, exposed_us, spread_us, problem=problem)
+
+
+def _timed(m: Define, whole: Laps, other: Laps) -> OperationTime:
+    exposed_us, spread_us = _difference(whole, other)
+    if exposed_us < -max(2 * spread_us, NOISE * whole.time_us):
+        return _part(m, problem=f"without it the kernel is {-exposed_us:.1f} us slower: it becomes another one")
+    return _part(m, exposed_us, spread_us)
 
 
 def _difference(whole: Laps, other: Laps) -> tuple[float, float]:
@@ -113,7 +121,9 @@ class _Bench:
         self.planned, self.group = planned, group
         self.target = planned.limits.narrowed(planned.target, group.members)
         self.names: dict[Buffer, str] = {}
-        self.schedule: Schedule | None = None
+        self.inputs = {e.buffer for e in postorder([s.value for s in group.stores]) if isinstance(e, Load)}
+        self.whole: ScheduledGroup | None = None
+        self.built: list[LoadedKernel] = []  # of the whole
 
     def version(self, removed: tuple[Define, ...]) -> Run | str:
         """The group without some operations, built; or why it cannot be."""
@@ -128,10 +138,14 @@ class _Bench:
             return f"no such kernel: {str(error).splitlines()[0]}"
         except KeyError:  # an axis of the chosen schedule is not there any more
             return OTHER_SCHEDULE
-        schedule = scheduled.main.schedule
-        self.schedule = self.schedule or schedule
-        if schedule != self.schedule:
+        self.whole = self.whole or scheduled
+        if scheduled.main.schedule != self.whole.main.schedule:
             return OTHER_SCHEDULE
+        if other := other_form(self.whole.timed, scheduled.timed, self.inputs):
+            kept = in_place(self.whole, removed, self.group.members)
+            if kept is None:
+                return other
+            scheduled = kept
         trial = emit_trial(scheduled, self.names)
         if isinstance(trial, Refusal):
             return trial.reason
@@ -141,6 +155,9 @@ class _Bench:
         if len(kernels) < len(built):
             return "it cannot be built"
         ordered = [kernels[numbers[k]] for k in scheduled.timed]
+        self.built = self.built or ordered
+        if other := other_memory(self.built, ordered):
+            return other
         return Run(as_program(trial), ordered, trial.stand_ins)
 
     def race(self, runs: Sequence[Run]) -> list[Laps]:

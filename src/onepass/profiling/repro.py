@@ -1,4 +1,4 @@
-"""One graph of a program as a file that runs by itself: the graph that fails, or else the one that takes longest.
+"""One graph of a program as a file that runs by itself: the part that fails, or else the graph that takes longest.
 
 Tensors are made anew with the same shapes, strides, types and ranges of integers; nobody's data is written.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.fx import GraphModule
 from ..errors import UnusableProgram
 from ..explain.capture import freshly_compiled, lent, run_backward
 from ..explain.text import one_line, time_text
+from .shrink import shrunk
 
 _FILE = '''"""{title}"""
 
@@ -53,7 +56,7 @@ if __name__ == "__main__":
         got = torch.compile(graph, backend="onepass", options={{"strict": True}})(*inputs())
         for ours, eager in zip(got, want):
             if isinstance(eager, torch.Tensor) and eager.numel():
-                print("largest difference to eager:", (ours.double() - eager.double()).abs().max().item())
+                print("largest difference to eager{random}:", (ours.double() - eager.double()).abs().max().item())
         print(onepass.profile(graph, *inputs()))
 '''
 
@@ -65,6 +68,23 @@ class _Captured:
     code: str
     seconds: float = 0.0
     problem: str = ""
+    left_out: int = 0  # operations that it fails without
+
+    def shrink(self, inputs: Sequence[Any], fails: Callable[[GraphModule, list[Any]], bool]) -> None:
+        """The smallest part that fails in the place of the whole."""
+        before = len(self.graph.graph.nodes)
+        with suppress(Exception):
+            self.graph, given = shrunk(self.graph, inputs, fails)
+            self.inputs, self.code = [_input_text(i) for i in given], self.graph.code
+            self.left_out = before - len(self.graph.graph.nodes)
+
+
+def _fails_as(kind: type[Exception], backend: Callable[..., Any], graph: GraphModule, inputs: list[Any]) -> bool:
+    try:
+        backend(graph, inputs)
+    except Exception as error:
+        return type(error) is kind
+    return False
 
 
 def repro_text(
@@ -85,6 +105,7 @@ def repro_text(
             compiled = backend(graph, inputs)
         except Exception as error:
             own.problem = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+            own.shrink(inputs, partial(_fails_as, type(error), backend))
             eager: Callable[..., Any] = graph.forward
             return eager
 
@@ -118,12 +139,17 @@ def _chosen(captured: Sequence[_Captured], number: int | None) -> _Captured:
 
 def _text(chosen: _Captured, captured: Sequence[_Captured], name: str) -> str:
     why = one_line(chosen.problem) or f"it takes {time_text(1e6 * chosen.seconds)} forward"
-    title = f"Graph {captured.index(chosen) + 1} of {len(captured)} of {one_line(name)}: {why}."
+    part = f", {chosen.left_out} of its nodes left out" if chosen.left_out else ""
+    title = f"Graph {captured.index(chosen) + 1} of {len(captured)} of {one_line(name)}{part}: {why}."
     title = title.replace("\\", "/").replace('"', "'")
     code = "\n".join(f"    {line}".rstrip() for line in chosen.code.strip().splitlines()) + "\n"
     inputs = "\n".join(f"        {text}," for text in chosen.inputs)
     attributes = "\n".join(_attributes(chosen.graph))
-    return _FILE.format(title=title, attributes=attributes, code=code, inputs=inputs, grad=torch.is_grad_enabled())
+    draws = re.search(r"\b(dropout|rand\w*|bernoulli|multinomial|normal)\w*\(", chosen.code)
+    random = ", which draws other random numbers" if draws else ""
+    return _FILE.format(
+        random=random, title=title, attributes=attributes, code=code, inputs=inputs, grad=torch.is_grad_enabled()
+    )
 
 
 def _attributes(graph: GraphModule) -> Iterator[str]:

@@ -30,12 +30,13 @@ from .kernels import Builder, build_kernels
 from .launcher import launcher
 from .prelude import load_module, prelude_digest
 from .scratch import scratch_folder
-from .triton_private import Staged, find_assembler, gpu_target, run_stages, triton_version
+from .triton_private import Edits, Staged, find_assembler, gpu_target, run_stages, triton_version
 
 EVEN, ANY_SIZES, ANY_POINTERS = range(3)  # the launcher's variants, by what they take
 WRONG_CONTEXT = 201
 # Of the memory of matrix units on sm_100; Triton's launcher is what refuses a kernel that asks for more.
 MOST_COLUMNS, COLUMN_BYTES = 512, 512
+_PLACE = re.compile(r"^(!\d+) = (distinct )?!DILocation\((.*?)(?:, inlinedAt: (!\d+))?\)$", re.MULTILINE)
 _DRIVER_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's numbers of element types that differ from the driver's
 
 
@@ -115,7 +116,8 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
         if source.denormals:  # else library functions may take denormal numbers for zero
             options["enable_reflect_ftz"] = False
         wrong = not target.name.startswith("gfx") and adds_wrongly(find_assembler(target))
-        edits = {"ptx": functools.partial(_edited, wrong=wrong, streams=source.streams)}
+        edited = functools.partial(_edited, wrong=wrong, streams=source.streams)
+        edits: Edits = {"llir": lines_of_callers, "ptx": edited}
         compiled = run_stages(ast, gpu_target(target), options, edits, _hardware(target))
     except Exception as error:
         path = scratch_folder() / f"{source.key}.failed.py"
@@ -133,6 +135,23 @@ def build_binary(source: KernelSource, target: Target) -> bytes:
         "registers": registers, "spills": spills, "maps": _maps(facts, len(source.matrices)),
     }  # fmt: skip
     return packed(head, binary)
+
+
+def lines_of_callers(text: str) -> str:
+    """LLVM's text with every place inside a function that was inlined as the kernel's line that called the function.
+
+    Triton 3.6 leaves out of its PTX where a function was inlined, so that the machine code would name the lines of the
+    prelude and of Triton's library, for all callers the same ones.
+    """
+    places = {number: (inside, at) for number, _, inside, at in _PLACE.findall(text)}
+
+    def outermost(found: re.Match[str]) -> str:
+        number, how, inside, at = found.groups("")
+        while at:
+            inside, at = places[at]
+        return f"{number} = {how}!DILocation({inside})"
+
+    return _PLACE.sub(outermost, text)
 
 
 def _edited(ptx: str, wrong: bool, streams: bool) -> str:
