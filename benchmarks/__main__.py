@@ -181,7 +181,7 @@ def _write(folder: Path | None, files: dict[str, str]) -> None:
 
 def main() -> int:
     arguments = _arguments()
-    same_environment(__package__ or "benchmarks")
+    same_environment(__package__ or "benchmarks", arguments.device)
     torch.set_num_threads(os.cpu_count() or 1)
     name = result_name(arguments.device)
     if arguments.sweep:

@@ -34,10 +34,16 @@ TORCH_SYSTEMS = ("eager", "inductor", "inductor-max", "onepass")
 # Freed pages go back to the process, not to the kernel: otherwise page faults of fresh outputs
 # dominate every system alike.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(256 << 20)}
-# One thread per core for every system: left to itself the kernel may wake both threads on one core and
-# part them only at its next tick, so that every time is a multiple of 4 ms.
+# On CPUs one thread per core for every system: left to itself the kernel may wake both threads on one core and
+# part them only at its next tick, so that every time is a multiple of 4 ms. It also binds the main thread, the threads
+# and processes that it starts, and every process beside this one to the first core: not where compilers run meanwhile.
 THREADS = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
-ENVIRONMENT = {**MALLOC, **THREADS, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # JAX leaves the GPU to the others
+
+
+def environment(device: str) -> dict[str, str]:
+    """The variables that are the same for all systems. JAX leaves the GPU to the others."""
+    threads = THREADS if device == "cpu" else {}
+    return {**MALLOC, **threads, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def _own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,12 +196,13 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
 
 
-def same_environment(module: str) -> None:
+def same_environment(module: str, device: str) -> None:
     """Start `python -m module` again with the settings above, unless they are there already."""
-    if all(os.environ.get(name) == value for name, value in ENVIRONMENT.items()):
+    wanted = environment(device)
+    if all(os.environ.get(name) == value for name, value in wanted.items()):
         return
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ENVIRONMENT})
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **wanted})
 
 
 def result_name(device: str) -> str:
@@ -218,7 +225,7 @@ def facts(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "compiler": _output_line(os.environ.get("CC", "cc"), "--version"),
         "onepass": _output_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
-        "environment": ENVIRONMENT,
+        "environment": environment(device),
     }
     for package in ("triton", "jax"):
         found[package] = _version(package)

@@ -146,7 +146,9 @@ class _Weight:
 
     def laid_out(self) -> torch.Tensor:
         """On the CPU, all of a memory of its own."""
-        return torch.empty_strided(self.tensor.shape, self.tensor.stride(), dtype=self.tensor.dtype).copy_(self.tensor)
+        return torch.empty_strided(
+            self.tensor.shape, self.tensor.stride(), dtype=self.tensor.dtype, device="cpu"
+        ).copy_(self.tensor)
 
 
 class _Graph:

@@ -99,6 +99,11 @@ def test_the_fewest_bytes_of_gpu_workloads() -> None:
         assert prepared.minimum_flops() > 0
 
 
+def test_beside_a_gpu_no_thread_is_bound_to_a_core() -> None:
+    assert set(systems.THREADS) <= set(systems.environment("cpu"))
+    assert not set(systems.THREADS) & set(systems.environment("cuda"))
+
+
 def test_workloads_are_selected_by_words() -> None:
     assert [w.name for w in select("cuda", "SwiGLU;2048x")] == [
         "softmax 2048x131072", "SwiGLU forward + backward, 16384x14336"
@@ -260,7 +265,7 @@ def test_a_gpu_run_from_end_to_end_on_a_stand_in(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(timing, "kernel_spans", lambda call: [("a kernel", 1.0, 2.0)])
     monkeypatch.setattr(timing, "ceilings", lambda device, quick: ceilings)
     monkeypatch.setattr(measuring, "Prepared", lambda workload, scale, device: Prepared(workload, scale, "cpu"))
-    monkeypatch.setattr(command, "same_environment", lambda module: None)
+    monkeypatch.setattr(command, "same_environment", lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     arguments = SimpleNamespace(
         device="cuda", only="softmax", systems=["eager", "hand"], quick=True, rounds=None, no_compile_time=True,

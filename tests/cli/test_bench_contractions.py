@@ -111,7 +111,7 @@ def test_a_wrong_result_ends_the_command_with_an_error(
         return function if system == "eager" else lambda *given: torch.zeros_like(function(*given))
 
     monkeypatch.setattr(systems, "compiled", compiled)
-    monkeypatch.setattr(command, "same_environment", lambda module: None)
+    monkeypatch.setattr(command, "same_environment", lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     words = ["--set", "contractions", "--quick", "--device", "cpu", "--only", "window", "--systems", "eager,onepass"]
     monkeypatch.setattr("sys.argv", ["benchmarks", *words])

@@ -52,6 +52,14 @@ def round_trip(path: Path, function: Any, *args: Any, **kwargs: Any) -> Any:
     return onepass.load(path / "f.onepass")
 
 
+def test_another_default_device_changes_nothing(tmp_path: Path) -> None:
+    module, x = nn.Linear(5, 3), torch.randn(4, 5)
+    with torch.device("meta"):
+        run = round_trip(tmp_path, module, x)
+        found = run(x)
+    torch.testing.assert_close(found, module(x).detach())
+
+
 def test_a_module_gives_the_compiled_functions_bits(tmp_path: Path) -> None:
     module, x = Block().eval(), torch.randn(3, 7, 16)
     run = round_trip(tmp_path, module, x, None, twice=True)

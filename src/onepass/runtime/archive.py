@@ -118,7 +118,7 @@ class Archive:
             with self._zip.open(name) as member:
                 if (found := self._zip.getinfo(name).file_size) != size:
                     raise ValueError(f"{found} bytes instead of {size}")
-                tensor = torch.empty_strided(shape, strides, dtype=dtype)
+                tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
                 target = _memory(tensor)
                 for at in range(0, size, _BLOCK):
                     target[at : at + _BLOCK] = member.read(_BLOCK)
