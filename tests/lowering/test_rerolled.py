@@ -375,3 +375,64 @@ def test_as_eager_rounds() -> None:
     given = inputs(6, torch.bfloat16)
     explained = onepass.explain(gates, *given, options={"precision": "eager"})
     assert "recurrence" not in str(explained)
+
+
+def _states(x: Tensor, z: Tensor, h: Tensor) -> list[Tensor]:
+    ys = []
+    for t in range(x.shape[1]):
+        h = z[:, t] * h + x[:, t]
+        ys.append(h)
+    return ys
+
+
+def one_is_written(x: Tensor, z: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    ys = _states(x, z, h)
+    ys[2].add_(5.0)
+    return torch.stack(ys, 1), ys[2]
+
+
+def all_are_written(x: Tensor, z: Tensor, h: Tensor) -> Tensor:
+    ys = _states(x, z, h)
+    for y in ys:
+        y += 1
+    return torch.stack(ys, 1)
+
+
+def a_view_is_written(x: Tensor, z: Tensor, h: Tensor) -> Tensor:
+    ys = _states(x, z, h)
+    ys[1].view(-1)[2:3].zero_()
+    return torch.stack(ys, 1)
+
+
+def a_sequence_is_written_meanwhile(x: Tensor, z: Tensor, h: Tensor) -> Tensor:
+    x, ys = x.clone(), []
+    for t in range(x.shape[1]):
+        h = z[:, t] * h + x[:, t]
+        ys.append(h)
+        if t == 3:
+            torch.add(x, 1, out=x)
+    return torch.stack(ys, 1)
+
+
+@pytest.mark.parametrize(
+    "function", [one_is_written, all_are_written, a_view_is_written, a_sequence_is_written_meanwhile]
+)
+def test_what_is_written_to_stays_as_it_is(function: Function) -> None:
+    given = inputs(9)
+    found, called = rolled(function, given)
+    # What is written between two runs of steps parts them: each may be a scan of its own.
+    assert "_solved" not in called or function is a_sequence_is_written_meanwhile
+    for ours, expected in zip(found, tensors_of(function(*given)), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_what_is_made_of_results_may_be_written_to() -> None:
+    def function(x: Tensor, z: Tensor, h: Tensor) -> Tensor:
+        y = torch.stack(_states(x, z, h), 1)
+        y += 1
+        return y
+
+    given = inputs(9)
+    (found,), called = rolled(function, given)
+    assert "_solved" in called
+    torch.testing.assert_close(found, function(*given))

@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 
 from .equal_steps import Before, Loop, Operand, Same, value_of
 
+MAPPED = "steps_"  # the name of a module that is a part of a step, for all steps
 Term: TypeAlias = Node | float | None  # None is nothing: a sum without that term
 
 
@@ -58,13 +59,21 @@ def functional(loop: Loop, number: int) -> object:
         if _NAMES.get(loop.steps[0][own.number].target) not in ("add", "sub", "mul", "div"):
             raise NotOneStep  # a view, which others may see
         return _PLAIN[node.target]
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
-    changes = (name.endswith("_") and not name.endswith("__")) or node.target in _CHANGING
-    if changes or "out" in node.kwargs or node.kwargs.get("inplace"):
-        raise NotOneStep
-    if not isinstance(value_of(node), Tensor | tuple | list):
+    if changes(node) or not isinstance(value_of(node), Tensor | tuple | list):
         raise NotOneStep
     return node.target
+
+
+def changes(node: Node) -> bool:
+    """Whether an operation may write into what it is given."""
+    if node.op not in ("call_function", "call_method"):
+        return node.op == "call_module" and not str(node.target).startswith(MAPPED)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
+    by_name = (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name[3:4] != "n")
+    known = node.target in _CHANGING or node.target in _PLAIN
+    return by_name or known or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
 
 
 _CHANGING = {

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from .equal_steps import Before, Fixed, Loop, Operand, Same, Series, loops, reading, value_of
-from .linear_steps import Linear, NotOneStep, Stage, Term, functional, linear
+from .linear_steps import MAPPED, Linear, NotOneStep, Stage, Term, changes, functional, linear
 from .recurrences import before, recurrence
 
 _ZEROS = (torch.zeros, torch.zeros_like, "new_zeros")
@@ -99,6 +100,12 @@ def _laid_out(x: Tensor, order: tuple[int, ...]) -> Tensor:
     return x.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
+def _storages(nodes: Iterable[Node]) -> set[int]:
+    """The memory of nodes' values, as dynamo's tensors tell it."""
+    tensors = [t for n in nodes for t in pytree.tree_leaves(value_of(n)) if isinstance(t, Tensor)]
+    return {t.untyped_storage()._cdata for t in tensors}
+
+
 # --- rewriting ---
 
 
@@ -147,6 +154,7 @@ class _Rolled:
     def build(self) -> None:
         """Everything that the graph reads of the steps, and every state."""
         order = {n: k for k, n in enumerate(self.graph.nodes)}
+        self._stays_as_it_is(order)
         read = {j for n, (_, j) in self.own.items() if any(self._outside(u) for u in n.users)}
         if any(order[u] < order[self.last] for n in self.own for u in n.users if self._outside(u)):
             raise NotOneStep
@@ -166,6 +174,16 @@ class _Rolled:
             if not isinstance(one, Tensor) or (one.dtype, one.shape) != (every.dtype, every.shape[1:]):
                 raise NotOneStep
         self._read_all()
+
+    def _stays_as_it_is(self, order: dict[Node, int]) -> None:
+        """Nothing else writes into results of the loop, at any time, or into anything while it runs."""
+        results = {id_ for n in self.own for id_ in _storages([n])}
+        first, last = order[self.loop.steps[0][0]], order[self.last]
+        for node in self.graph.nodes:
+            if node in self.own or not changes(node):
+                continue
+            if first < order[node] < last or results & _storages(node.all_input_nodes):
+                raise NotOneStep
 
     def _outside(self, user: Node) -> bool:
         return user not in self.own
@@ -214,7 +232,7 @@ class _Rolled:
         if all(dim is None for _, dim in found):
             raise NotOneStep
         mapped = _Mapped(stage.module(), tuple(dim for _, dim in found))
-        name = next(n for k in range(1 << 30) if not hasattr(self.module, n := f"steps_{k}"))
+        name = next(n for k in range(1 << 30) if not hasattr(self.module, n := f"{MAPPED}{k}"))
         self.module.add_submodule(name, mapped)
         result = self._added("call_module", name, mapped, tuple(node for node, _ in found))
         return [self.call(_item, result, k) for k in range(len(stage.results))]
