@@ -20,6 +20,7 @@ from benchmarks.models.cases import INFERENCE, MODES, ROWS, STEP, TINY_ROWS, TRA
 from benchmarks.models.process import Measuring, first_calls
 from benchmarks.models.profiles import kernels_by_time, prices
 from benchmarks.models.subject import Subject
+from benchmarks.turns import turn as take_turn
 
 from onepass.cli import main
 
@@ -137,9 +138,8 @@ def test_cases_that_compile_side_by_side_measure_in_turns(tmp_path: Path) -> Non
     lock, turns = tmp_path / "lock", list[str]()
 
     def turn(name: str) -> None:
-        measuring = Measuring(None, [], 1, "", str(lock))  # type: ignore[arg-type]
         for _ in range(20):
-            with measuring._turn():
+            with take_turn(str(lock)):
                 turns.append(name)
                 time.sleep(0.001)
                 turns.append(name)

@@ -143,7 +143,7 @@ def _monoid_kernel(monoid: str, dtype: DType) -> str:
 
 MONOID_CASES = [
     (m, d) for m in MONOIDS for d in ALL
-    if m not in ("welford_merge", "logsumexp", "linear")  # the last two are of scans: states are never merged
+    if m not in ("welford_merge", "logsumexp", "linear", "linear_step")  # the last three are of scans, never merged
     and not (m == "welford" and d not in FLOATS) and not (m in ("any", "all") and d.is_half)
 ]  # fmt: skip
 _EXTRA = """
