@@ -201,3 +201,13 @@ def test_the_library_is_given_a_form_it_takes(form: str) -> None:
 
     report = planned(attend, *[ROWS] * 3)
     assert {"attention" in e.op or e.op == "getitem" for e in report.externs} == {True}
+
+
+def test_plain_math_lies_as_eagers_result_does() -> None:
+    """Kernels of the library put heads beside each other; who reads the result may count on it."""
+    q, k, v = (torch.randn(2, 3, 17, 8, dtype=torch.float16, requires_grad=True) for _ in range(3))
+    mask = torch.randn(3, 17, 17, dtype=torch.float16, requires_grad=True)
+    as_it_is = masked_attention.attention(q, k, v, mask)
+    laid_out = masked_attention.attention(q, k, v, mask, **{masked_attention.LAYOUT: (0, 2, 1, 3)})
+    assert as_it_is.is_contiguous() and laid_out.transpose(1, 2).is_contiguous()
+    assert torch.equal(as_it_is, laid_out)
