@@ -225,9 +225,12 @@ def test_ends_that_are_numbers_are_not_looked_for(mask: Mask, loops: int) -> Non
 
 
 def test_later_rows_start_first_where_larger_data_leaves_them_more() -> None:
-    """Later rows have larger positions as a rule, and programs with most to do should not start last."""
+    """Later rows have larger positions as a rule, and programs with most to do should not start last.
+
+    So have later rows of conditions that a table of tiles answers for.
+    """
     turned = [mask for mask in MASKS if re.search(r"- ?g\d \*", source_of(mask))]
-    assert turned == [by_positions, windowed, neither, after_padding, cached]
+    assert turned == [by_positions, windowed, documents, either, neither, unequal, after_padding, cached]
 
 
 def test_masks_that_are_not_known_for_all_rows_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
