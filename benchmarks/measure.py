@@ -34,13 +34,18 @@ def measure(
 
     `lock`: a file by which processes take turns; they compile side by side where nothing is measured.
     """
-    result: dict[str, Any] = {"minimum_bytes": 0, "minimum_flops": 0.0, **{key: {} for key in _PER_SYSTEM}}
+    result = nothing_measured()
     try:
         _measure_into(result, Prepared(workload, scale, device), systems, rounds, device, caches, lock)
     except Exception as error:  # eager itself, or the clock
         result["problems"]["the workload"] = first_line(error)
     forget(device)
     return result
+
+
+def nothing_measured() -> dict[str, Any]:
+    """A row without times."""
+    return {"minimum_bytes": 0, "minimum_flops": 0.0, **{key: {} for key in _PER_SYSTEM}}
 
 
 def _measure_into(

@@ -25,7 +25,11 @@ def turn(lock: str) -> Iterator[None]:
     with open(lock or os.devnull, "w") as file:
         if lock:
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            if lock:
+                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a forked compiler may hold the file, too
 
 
 def apart(
@@ -34,18 +38,19 @@ def apart(
     """Rows of the set `name`, each measured in a fresh process, as they are ready. `settings`: scale, rounds, device,
     folder of the caches."""
     from .compile_time import in_fresh_process
+    from .measure import nothing_measured
 
     environment = {**os.environ, "KINETO_LOG_LEVEL": "99"}
     flags = ("scale", "rounds", "device", "caches", "lock")
     with ThreadPoolExecutor(at_once) as pool, tempfile.NamedTemporaryFile() as own:
         given = [f"--systems={','.join(systems)}"]
         given += [f"--{flag}={value}" for flag, value in zip(flags, (*settings, lock or own.name), strict=True)]
-        run = lambda w: in_fresh_process("benchmarks.turns", [name, w, *given], environment, _LIMIT_SECONDS)  # noqa: E731
+        run = lambda w: in_fresh_process(f"{__package__}.turns", [name, w, *given], environment, _LIMIT_SECONDS)  # noqa: E731
         waiting = {pool.submit(run, workload): workload for workload in workloads}
         for ended in as_completed(waiting):
             found = ended.result()
-            failed = {"seconds": {}, "problems": {"the workload": found.get("problem")}}
-            yield waiting[ended], failed if "problem" in found else found
+            problem = {"problems": {"the workload": found.get("problem")}}
+            yield waiting[ended], nothing_measured() | problem if "problem" in found else found
 
 
 def main() -> None:
